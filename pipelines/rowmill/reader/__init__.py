@@ -37,7 +37,7 @@ from rowmill.reader.schedule import (
 from rowmill.reader.sequences import PackedSequence
 from rowmill.reader.source_losses import SourceLosses, SourceNames, loss_by_source
 from rowmill.reader.stored_rows import SequenceSource
-from rowmill.reader.views import AsyncDataset, BatchFunction, SequenceFunction, View
+from rowmill.reader.views import AsyncDataset, View
 
 __all__ = ["Batch", "PackedSequence", "Reader", "SourceLosses", "SourceNames", "TrainingStep", "View", "loss_by_source"]
 
@@ -73,9 +73,6 @@ class Reader(AsyncDataset):
         If the build is missing, incomplete, or made with another tokenizer.
     ConfigError
         If the rank, layout or batch size is impossible, or the rank has no sequence.
-
-    One class of more than 250 lines: iteration, resuming, and access by number share one cursor and one view; most of
-    the methods are one line that a data set in torch or Levanter must have.
 
     """
 
@@ -115,7 +112,7 @@ class Reader(AsyncDataset):
             )
         self._names = self._published.source_names if segment_sources else None
         self._source = stored_rows.open_order(self._published, rank, world_size, verify=verify, names=self._names)
-        self._view = View(
+        self.view = View(
             length=len(self._schedule),
             fetch=partial(_fetch_rank_sequences, self._source, rank, world_size),
             layout=layouts.make_layout(
@@ -172,8 +169,8 @@ class Reader(AsyncDataset):
 
     def _read_batches(self, planned: Sequence[PlannedBatch]) -> list[Batch]:
         """Read several batches at once, so that each row group that they share is decoded once."""
-        rows = iter(self._view.fetch(np.concatenate([np.arange(plan.begin, plan.end) for plan in planned])))
-        return [self._view.layout.make_batch(list(islice(rows, plan.end - plan.begin))) for plan in planned]
+        rows = iter(self.view.fetch(np.concatenate([np.arange(plan.begin, plan.end) for plan in planned])))
+        return [self.view.layout.make_batch(list(islice(rows, plan.end - plan.begin))) for plan in planned]
 
     def _begin_share(self) -> WorkerShare:
         """Move on to the first batch of this process's share, and return that share."""
@@ -321,17 +318,6 @@ class Reader(AsyncDataset):
 
     # ── Sequences by number ────────────────────────────────────────────────────────────────────────
 
-    def __len__(self) -> int:
-        return len(self._view)
-
-    def __getitem__(self, i: int) -> PackedSequence:
-        """Return this rank's sequence i; negative numbers count from the end."""
-        return self._view[i]
-
-    def get_batch(self, indices: Sequence[int] | Ints) -> Batch:
-        """Return this rank's sequences of these numbers as one batch; they do not count as delivered."""
-        return self._view.get_batch(indices)
-
     def preference_batch(self, indices: Sequence[int] | Ints) -> Batch:
         """Return this rank's sequences of these numbers as a batch of pairs, whatever layout the reader has.
 
@@ -343,37 +329,13 @@ class Reader(AsyncDataset):
             If the recipe is not one of preferences with `objective: paired`.
 
         """
-        return replace(self._view, layout=replace(self._view.layout, name="preference")).get_batch(indices)
-
-    def slice_dataset(self, start: int, stop: int) -> View:
-        """View sequences `start` up to `stop`."""
-        return self._view.slice_dataset(start, stop)
-
-    def take(self, count: int) -> View:
-        """View the first `count` sequences."""
-        return self._view.take(count)
-
-    def map(self, function: SequenceFunction) -> View:
-        """View all sequences with a function applied to each."""
-        return self._view.map(function)
-
-    def map_batches(self, function: BatchFunction) -> View:
-        """View all sequences with a function applied to each batch."""
-        return self._view.map_batches(function)
-
-    def shuffle(self, seed: int) -> View:
-        """View all sequences in another order."""
-        return self._view.shuffle(seed)
-
-    def era_shuffle(self, seed: int, *, era_length: int) -> View:
-        """View all sequences, shuffled inside runs of `era_length`."""
-        return self._view.era_shuffle(seed, era_length=era_length)
+        return replace(self.view, layout=replace(self.view.layout, name="preference")).get_batch(indices)
 
     # ── Sets: the order, and each dataset by itself ────────────────────────────────────────────────
 
     def train_set(self) -> View:
         """View this rank's sequences in training order, from the first on."""
-        return self._view
+        return self.view
 
     def train_sets(self) -> dict[str, View]:
         """View each dataset's train sequences in the order of its plan: not mixed, shuffled or divided among ranks."""
@@ -415,7 +377,7 @@ class Reader(AsyncDataset):
     def _open_set(self, dataset: str, split: str) -> View:
         source = stored_rows.open_split(self._published, dataset, split, verify=self._verify, names=self._names)
         length = sum(shard.rows for shard in self._published.sets[dataset].shards.get(split, ()))
-        return replace(self._view, length=length, fetch=source.at)
+        return replace(self.view, length=length, fetch=source.at)
 
     # ── The build ──────────────────────────────────────────────────────────────────────────────────
 

@@ -167,20 +167,14 @@ def open_published(store: Store, recipe: str) -> PublishedBuild:
         published = PublishedBuild(
             store=store,
             where=where,
-            recipe=str(raw["recipe"]),
-            version=str(raw["version"]),
-            order=str(raw["order"]),
+            **{name: raw[name] for name in ("recipe", "version", "order", "seq_len", "has_steps", "card", "layout")},
             content=digest_json(
                 sorted((key, version) for key, version in raw["inputs"].items() if key.endswith(f"/{PACKED_SHARDS}"))
             ),
             world_size=world_size,
-            seq_len=int(raw["seq_len"]),
             places=places,
-            has_steps=bool(raw["has_steps"]),
             step_offsets=offsets.astype(np.int64),
             step_trained_tokens=trained.astype(np.int64),
-            card=dict(raw["card"]),
-            layout=raw["layout"],
             datasets=tuple(raw["datasets"]),
             ranks=ranks,
             fillers={name: Shard(*rank["filler"]) for name, rank in raw["ranks"].items() if "filler" in rank},

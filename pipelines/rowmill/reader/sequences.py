@@ -5,7 +5,7 @@ Position ids are computed from span lengths, which is faster than decoding the c
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -110,78 +110,66 @@ class PackedSequence:
         return replace(self, **copies)
 
 
+RowValues: TypeAlias = dict[str, tuple[list[int], Any]]
+"""The values of all rows by name, end to end, and the bounds of rows in them: plain lists, as they are read singly."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedRowGroup:
-    """A decoded row group, flat: arrays of tokens, spans and segments by their field of `PackedSequence`.
+    """A decoded row group: the values of all its rows by field of `PackedSequence`."""
 
-    The bounds are plain lists because they are read one by one. `datasets` int64 are numbers by row.
-    """
-
-    bounds: list[int]
-    span_bounds: list[int]
-    of_tokens: Mapping[str, Any]
-    of_spans: Mapping[str, Any]
-    token_fields: Mapping[str, Numbers]
-    row_fields: Mapping[str, NDArray[Any]]
-    segment_bounds: list[int] = field(default_factory=list[int])
-    of_segments: Mapping[str, Ints] = field(default_factory=dict[str, Ints])
-    datasets: Ints | None = None
+    values: RowValues
+    token_fields: RowValues
+    row_fields: RowValues
 
     @classmethod
     def of(cls, columns: Mapping[str, Any], names: SourceNames | None = None) -> "DecodedRowGroup":
         """Take over decoded columns, those of `list_columns`; `names` number the sources."""
-        lengths, segments = columns["seq_lengths"], columns.get("segment_lengths")
-        of_spans = {name: view_numbers(columns[name].values) for name in _OF_SPANS if name in columns}
+        tokens, spans = (columns[name].offsets.to_pylist() for name in ("input_ids", "seq_lengths"))
+        found: RowValues = {
+            name: (bounds, view_numbers(columns[name].values))
+            for bounds, of_level in ((tokens, _OF_TOKENS), (spans, _OF_SPANS))
+            for name in of_level
+            if name in columns
+        }
         for name, null in _OF_SPANS_WITH_NULLS.items():
             if name in columns:
-                of_spans[name] = fill_null_numbers(columns[name].values, null)
-        if PADDING_COLUMN in columns:
+                found[name] = spans, fill_null_numbers(columns[name].values, null)
+        padding = columns.get(PADDING_COLUMN)
+        if padding is not None:
             # Shards have the padding of each segment, a sequence that of each attention span.
-            of_segments = columns[PADDING_COLUMN]
-            offsets = (view_numbers(column.offsets).astype(np.int64) for column in (of_segments, lengths))
-            of_spans["padding"] = sum_by_span(view_numbers(of_segments.values), *offsets)
-        decoded = cls(
-            bounds=columns["input_ids"].offsets.to_pylist(),
-            span_bounds=lengths.offsets.to_pylist(),
-            of_tokens={name: view_numbers(columns[name].values) for name in _OF_TOKENS if name in columns},
-            of_spans=of_spans,
-            token_fields={name: view_numbers(columns[name].values) for name in find_token_fields(columns)},
-            row_fields={name: _decode_row_field(columns[name]) for name in ROW_FIELDS if name in columns},
-        )
-        if names is None or segments is None:
-            return decoded
-        sizes = view_numbers(segments.values).astype(np.int64)
-        if PADDING_COLUMN in columns:
-            sizes += view_numbers(columns[PADDING_COLUMN].values)
-        domains = np.full(len(sizes), -1)
-        if DOMAIN_COLUMN in columns:
-            domains = _number_names(columns[DOMAIN_COLUMN].values, names.domains)
-        return replace(
-            decoded,
-            segment_bounds=segments.offsets.to_pylist(),
-            of_segments={"segment_lengths": sizes, "segment_domains": domains},
-            datasets=_number_names(columns["dataset"].cast(pa.string()), names.datasets),
+            offsets = (view_numbers(column.offsets).astype(np.int64) for column in (padding, columns["seq_lengths"]))
+            found["padding"] = spans, sum_by_span(view_numbers(padding.values), *offsets)
+        if names is not None and "segment_lengths" in columns:
+            lengths = columns["segment_lengths"]
+            sizes, domains = view_numbers(lengths.values).astype(np.int64), np.full(len(lengths.values), -1)
+            if padding is not None:
+                sizes += view_numbers(padding.values)
+            if DOMAIN_COLUMN in columns:
+                domains = _number_names(columns[DOMAIN_COLUMN].values, names.domains)
+            datasets = _number_names(columns["dataset"].cast(pa.string()), names.datasets)
+            datasets = np.repeat(datasets, np.diff(view_numbers(lengths.offsets)))
+            of_segments = {"segment_lengths": sizes, "segment_domains": domains, "segment_datasets": datasets}
+            bounds = lengths.offsets.to_pylist()
+            found |= {name: (bounds, values) for name, values in of_segments.items()}
+        return cls(
+            found,
+            {name: (tokens, view_numbers(columns[name].values)) for name in find_token_fields(columns)},
+            {name: (spans, _decode_row_field(columns[name])) for name in ROW_FIELDS if name in columns},
         )
 
     @property
     def size_bytes(self) -> int:
-        """Return the memory that its tokens take, some bytes less than all of it takes."""
-        return sum(values.nbytes for values in (*self.of_tokens.values(), *self.token_fields.values()))
+        """Return the memory that its numbers take, some bytes less than all of it takes."""
+        return sum(values.nbytes for _, values in (*self.values.values(), *self.token_fields.values()))
 
     def row(self, i: int) -> PackedSequence:
         """Return a sequence: views of the row group, so copy it if it is kept."""
-        tokens, spans = slice(self.bounds[i], self.bounds[i + 1]), slice(self.span_bounds[i], self.span_bounds[i + 1])
-        parts = {name: values[tokens] for name, values in self.of_tokens.items()}
-        parts |= {name: values[spans] for name, values in self.of_spans.items()}
-        if self.datasets is not None:
-            segments = slice(self.segment_bounds[i], self.segment_bounds[i + 1])
-            parts |= {name: values[segments] for name, values in self.of_segments.items()}
-            parts["segment_datasets"] = np.full(segments.stop - segments.start, self.datasets[i])
-        return PackedSequence(
-            **parts,
-            token_fields={name: values[tokens] for name, values in self.token_fields.items()},
-            row_fields={name: values[spans] for name, values in self.row_fields.items()},
+        of_row, token_fields, row_fields = (
+            {name: values[bounds[i] : bounds[i + 1]] for name, (bounds, values) in fields.items()}
+            for fields in (self.values, self.token_fields, self.row_fields)
         )
+        return PackedSequence(**of_row, token_fields=token_fields, row_fields=row_fields)
 
 
 def _number_names(values: pa.Array, names: tuple[str, ...]) -> Ints:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from rowmill.core.arrays import compute_offsets, make_list_array
+from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import digest_bytes
 from rowmill.exports.base import (
@@ -116,12 +117,8 @@ def make_packed_table(sequences: SequenceBatch, multiple: int = 1, pad_id: int =
     return table.set_column(place, SEQUENCE_SCHEMA.field("dataset"), sequences.datasets.dictionary_encode())
 
 
-UNPACKED_SCHEMA = pa.schema(
-    [
-        pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
-        pa.field("attention_mask", pa.list_(pa.int8()), nullable=False),
-        pa.field("labels", pa.list_(pa.int32()), nullable=False),
-    ]
+UNPACKED_SCHEMA = make_required_schema(
+    input_ids=pa.list_(pa.int32()), attention_mask=pa.list_(pa.int8()), labels=pa.list_(pa.int32())
 )
 """A segment per row, without padding: every position is attended to."""
 
@@ -309,12 +306,7 @@ class Axolotl(TableExport):
         )
 
 
-MASKED_SCHEMA = pa.schema(
-    [
-        pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
-        pa.field("loss_mask", pa.list_(pa.int8()), nullable=False),
-    ]
-)
+MASKED_SCHEMA = make_required_schema(input_ids=pa.list_(pa.int32()), loss_mask=pa.list_(pa.int8()))
 
 
 class MaskedRows(TableExport):

@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from rowmill.core.arrays import Bools, Ints, Tokens, compute_offsets, make_list_array, read_lists
+from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import ConfigError, IntegrityError
 from rowmill.exports.base import (
     Export,
@@ -201,12 +202,8 @@ class _PairWriter:
 
 
 ROW_GROUP = 500
-PACKED_SCHEMA = pa.schema(
-    [
-        pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
-        pa.field("seq_start_id", pa.list_(pa.int32()), nullable=False),
-        pa.field("loss_mask", pa.list_(pa.int8()), nullable=False),
-    ]
+PACKED_SCHEMA = make_required_schema(
+    input_ids=pa.list_(pa.int32()), seq_start_id=pa.list_(pa.int32()), loss_mask=pa.list_(pa.int8())
 )
 
 

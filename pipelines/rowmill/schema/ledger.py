@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple, TypeVar
 
 import pyarrow as pa
 
+from rowmill.core.arrow_files import make_required_schema
+
 KEPT = "kept"
 REJECTED = "rejected"
 NOT_TAKEN = "not_taken"
@@ -28,9 +30,7 @@ INTENDED_REASONS = NO_RECORD_REASONS | frozenset(
 )
 """Reasons that the recipe requested: these records are valid, and no check counts them as lost."""
 
-LEDGER_SCHEMA = pa.schema(
-    [pa.field(name, pa.string(), nullable=False) for name in ("row_id", "stage", "state", "reason")]
-)
+LEDGER_SCHEMA = make_required_schema(row_id=pa.string(), stage=pa.string(), state=pa.string(), reason=pa.string())
 """One line per source record and stage."""
 
 

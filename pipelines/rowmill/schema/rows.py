@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.json import Json
 
 RowKind = Literal["conversation", "pair", "text", "record", "prompt", "tokens", "preference"]
@@ -308,11 +309,8 @@ def subtract_messages(
     }
 
 
-REJECT_SCHEMA = pa.schema(
-    [
-        *(pa.field(name, pa.string(), nullable=False) for name in ("row_id", "stage", "reason", "detail")),
-        pa.field("raw", pa.binary(), nullable=False),
-    ]
+REJECT_SCHEMA = make_required_schema(
+    row_id=pa.string(), stage=pa.string(), reason=pa.string(), detail=pa.string(), raw=pa.binary()
 )
 """Rejected records with the source's raw bytes, or canonical JSON after canonicalization."""
 

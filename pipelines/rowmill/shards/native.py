@@ -47,6 +47,7 @@ from rowmill.core.arrays import (
     read_lists,
     sum_by_span,
 )
+from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.segment_trees import make_tree_positions
 from rowmill.core.storage import Store
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, find_token_values, make_token_columns
@@ -134,21 +135,16 @@ HASH_MODULUS = 1 << 128
 from examples and plan, and again from the written shards: counts alone would not detect a packer that replaces tokens
 by copies of others."""
 
-SEQUENCE_SCHEMA = pa.schema(
-    [
-        *(
-            pa.field(name, pa.list_(pa.int32()), nullable=False)
-            for name in ("input_ids", "labels", "position_ids", "seq_lengths")
-        ),
-        pa.field("example_ids", pa.list_(pa.string()), nullable=False),
-        pa.field("starts", pa.list_(pa.int32()), nullable=False),
-        pa.field("segment_lengths", pa.list_(pa.int32()), nullable=False),
-        pa.field("dataset", pa.dictionary(pa.int32(), pa.string()), nullable=False),
-        pa.field("sequence_id", pa.int64(), nullable=False),
-        pa.field("tokens", pa.int32(), nullable=False),
-        pa.field("trained_tokens", pa.int32(), nullable=False),
-        pa.field("filler", pa.bool_(), nullable=False),
-    ]
+SEQUENCE_SCHEMA = make_required_schema(
+    **dict.fromkeys(("input_ids", "labels", "position_ids", "seq_lengths"), pa.list_(pa.int32())),
+    example_ids=pa.list_(pa.string()),
+    starts=pa.list_(pa.int32()),
+    segment_lengths=pa.list_(pa.int32()),
+    dataset=pa.dictionary(pa.int32(), pa.string()),
+    sequence_id=pa.int64(),
+    tokens=pa.int32(),
+    trained_tokens=pa.int32(),
+    filler=pa.bool_(),
 )
 """The columns of sequences in training order. `starts`: the first token of each segment in its example. `sequence_id`:
 the sequence's number in its split of its dataset, −1 for a filler. Sequences have no padding, unless segments are

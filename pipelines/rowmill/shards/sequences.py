@@ -28,19 +28,14 @@ from rowmill.core.arrays import (
     make_position_ids,
     view_numbers,
 )
+from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import IntegrityError
 from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, find_token_values
 from rowmill.schema.rows import SEGMENT_COLUMNS
 from rowmill.shards import host_scratch, native
 from rowmill.shards.native import Segments
 
-SEQUENCE_HASHES = pa.schema(
-    [
-        pa.field("content_hash", pa.binary(16), nullable=False),
-        pa.field("tokens", pa.int32(), nullable=False),
-        pa.field("trained_tokens", pa.int32(), nullable=False),
-    ]
-)
+SEQUENCE_HASHES = make_required_schema(content_hash=pa.binary(16), tokens=pa.int32(), trained_tokens=pa.int32())
 """One line per sequence of a shard, in its order. A hash is stored with its lowest byte first."""
 
 

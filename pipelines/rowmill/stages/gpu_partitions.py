@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 from rowmill.checks import cross_stage
 from rowmill.checks.judge import CheckResult
 from rowmill.core.arrays import Ints, compute_offsets, find_distinct, format_count
+from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_json, read_tables
 from rowmill.parts.context import StageOutput, compute_share, open_host_scratch
@@ -234,16 +235,14 @@ FILLER_SHARD = -1
 INDEX_GROUP = 1 << 16
 """Lines of a row group: what a reader decodes at once."""
 
-RANK_INDEX_SCHEMA = pa.schema(
-    [
-        pa.field("place", pa.int64(), nullable=False),
-        pa.field("step", pa.int64(), nullable=False),
-        pa.field("pass", pa.int32(), nullable=False),
-        pa.field("dataset", pa.dictionary(pa.int32(), pa.string()), nullable=False),
-        pa.field("sequence_id", pa.int64(), nullable=False),
-        pa.field("shard", pa.int32(), nullable=False),
-        pa.field("row", pa.int32(), nullable=False),
-    ]
+RANK_INDEX_SCHEMA = make_required_schema(
+    place=pa.int64(),
+    step=pa.int64(),
+    **{"pass": pa.int32()},
+    dataset=pa.dictionary(pa.int32(), pa.string()),
+    sequence_id=pa.int64(),
+    shard=pa.int32(),
+    row=pa.int32(),
 )
 """One line per sequence of a rank, in the order of training. A filler has no dataset's name, sequence and shard −1."""
 

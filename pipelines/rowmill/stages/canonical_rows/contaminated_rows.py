@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from rowmill import sources
 from rowmill.core.arrays import group_equal
+from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, to_json
 from rowmill.core.storage import File, Store
@@ -48,15 +49,13 @@ from rowmill.stages.canonical_rows.row_texts import (
     shorten_text,
 )
 
-ITEM_SCHEMA = pa.schema(
-    [
-        pa.field("benchmark", pa.string(), nullable=False),
-        pa.field("item", pa.int64(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("record", pa.int64(), nullable=False),
-        pa.field("texts", pa.list_(pa.string()), nullable=False),
-        pa.field("words", pa.int64(), nullable=False),
-    ]
+ITEM_SCHEMA = make_required_schema(
+    benchmark=pa.string(),
+    item=pa.int64(),
+    source=pa.string(),
+    record=pa.int64(),
+    texts=pa.list_(pa.string()),
+    words=pa.int64(),
 )
 """Distinct items: of those with the same words only the first is here. `item` counts from 0 through the files of the
 benchmark, `record` from 1 in its file."""
@@ -182,19 +181,17 @@ def load_items(store: Store, files: tuple[tuple[str, File], ...], n: int) -> tup
 
 CONTAMINATION_FILE = "contamination"
 
-CONTAMINATION_SCHEMA = pa.schema(
-    [
-        pa.field("place", pa.int64(), nullable=False),
-        pa.field("row_id", pa.string(), nullable=False),
-        pa.field("benchmark", pa.string(), nullable=False),
-        pa.field("item", pa.int64(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("record", pa.int64(), nullable=False),
-        pa.field("coverage", pa.float64(), nullable=False),
-        pa.field("ngram", pa.string(), nullable=False),
-        pa.field("text", pa.string(), nullable=False),
-        pa.field("item_text", pa.string(), nullable=False),
-    ]
+CONTAMINATION_SCHEMA = make_required_schema(
+    place=pa.int64(),
+    row_id=pa.string(),
+    benchmark=pa.string(),
+    item=pa.int64(),
+    source=pa.string(),
+    record=pa.int64(),
+    coverage=pa.float64(),
+    ngram=pa.string(),
+    text=pa.string(),
+    item_text=pa.string(),
 )
 """A row of a part with its best item: `place` in the part, `item` in the benchmark, and both texts, cut."""
 

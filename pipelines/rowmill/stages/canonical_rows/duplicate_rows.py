@@ -18,6 +18,7 @@ import polars as pl
 import pyarrow as pa
 
 from rowmill.core.arrays import compute_offsets
+from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.storage import File
 from rowmill.kinds.shared import filters
 from rowmill.parts.accounts import RewriteInputs, rewrite_parts, tabulate_removed
@@ -40,17 +41,9 @@ from rowmill.stages.base import StageContext
 BLOCK_ROWS = 1 << 22
 """Rows of a block, of which a task holds the hashes and ids: some 64 bytes each."""
 
-_LINE_SCHEMA = pa.schema(
-    [
-        pa.field("hash", pa.binary(filters.HASH_BYTES), nullable=False),
-        pa.field("row", pa.int64(), nullable=False),
-        pa.field("row_id", pa.string(), nullable=False),
-    ]
-)
+_LINE_SCHEMA = make_required_schema(hash=pa.binary(filters.HASH_BYTES), row=pa.int64(), row_id=pa.string())
 """A row of a block: `row` counts through the block's parts."""
-_REPEAT_SCHEMA = pa.schema(
-    [pa.field("row", pa.int64(), nullable=False), pa.field("original", pa.string(), nullable=False)]
-)
+_REPEAT_SCHEMA = make_required_schema(row=pa.int64(), original=pa.string())
 """A row of a block that equals an earlier one, and the id of the first that it equals."""
 
 

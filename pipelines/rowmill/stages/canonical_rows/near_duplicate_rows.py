@@ -23,6 +23,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Integers, Ints, compute_offsets, find_distinct, narrow_integers
+from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.json import to_json
 from rowmill.core.storage import File, Store
 from rowmill.parts.accounts import RewriteInputs, plan_removal, rewrite_parts
@@ -147,14 +148,8 @@ def compare_band_bucket(inputs: BucketBands, place: PartPlace) -> PartResult:
 
 NEAR_DUPLICATES_FILE = "near_duplicates"
 
-NEAR_DUPLICATE_SCHEMA = pa.schema(
-    [
-        pa.field("place", pa.int64(), nullable=False),
-        pa.field("row_id", pa.string(), nullable=False),
-        pa.field("kept_row_id", pa.string(), nullable=False),
-        pa.field("similarity", pa.float64(), nullable=False),
-        pa.field("displaced", pa.bool_(), nullable=False),
-    ]
+NEAR_DUPLICATE_SCHEMA = make_required_schema(
+    place=pa.int64(), row_id=pa.string(), kept_row_id=pa.string(), similarity=pa.float64(), displaced=pa.bool_()
 )
 """A row of a part that goes, and the row that stays. `displaced`: the row that stays comes after it in the source."""
 

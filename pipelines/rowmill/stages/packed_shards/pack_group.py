@@ -41,9 +41,11 @@ from rowmill.core.arrays import (
     read_lists,
     sum_by_span,
 )
+from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import DamagedFileError
 from rowmill.core.segment_trees import make_tree_positions
 from rowmill.core.storage import Store, digest_bytes
+from rowmill.kinds.shared.splits import SPLITS
 from rowmill.packing import pack_plan
 from rowmill.packing.options import Packing
 from rowmill.packing.pack_plan import ExampleSlices, PlannedTrees, SequencePlan, StreamStretch, count_best_fit
@@ -60,7 +62,6 @@ from rowmill.shards.prefix_trees import ExampleTrees, TargetRuns
 from rowmill.shards.sequences import SEQUENCE_HASHES, join_hashes, tabulate_hashes
 from rowmill.stages.packed_shards.split_plans import (
     SIDE_LENGTHS,
-    SPLITS,
     SURPLUS_CODE,
     ExampleLengths,
     PackingRules,
@@ -81,16 +82,14 @@ FILL_BINS = 20
 
 VALIDATION_CODE = SPLITS.index("validation")
 
-LEFT_OUT = pa.schema(
-    [
-        pa.field("example_id", pa.string(), nullable=False),
-        pa.field("row_id", pa.string(), nullable=False),
-        pa.field("split", pa.string(), nullable=False),
-        pa.field("state", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("tokens", pa.int64(), nullable=False),
-        pa.field("of_tokens", pa.int64(), nullable=False),
-    ]
+LEFT_OUT = make_required_schema(
+    example_id=pa.string(),
+    row_id=pa.string(),
+    split=pa.string(),
+    state=pa.string(),
+    reason=pa.string(),
+    tokens=pa.int64(),
+    of_tokens=pa.int64(),
 )
 """One line per example that is not whole in the sequences: `tokens` of its `of_tokens` are in none."""
 
@@ -231,18 +230,16 @@ def has_whole_spans(shard: pa.Table) -> bool:
 HASH_TOKENS = 2 << 20
 """Tokens that are gathered at a time to hash the segments of a plan."""
 
-SEGMENTS = pa.schema(
-    [
-        pa.field("shard_row", pa.int32(), nullable=False),
-        pa.field("segment", pa.int32(), nullable=False),
-        pa.field("example_id", pa.string(), nullable=False),
-        pa.field("row_id", pa.string(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("record", pa.int64(), nullable=False),
-        pa.field("start", pa.int32(), nullable=False),
-        pa.field("length", pa.int32(), nullable=False),
-        pa.field("split", pa.string(), nullable=False),
-    ]
+SEGMENTS = make_required_schema(
+    shard_row=pa.int32(),
+    segment=pa.int32(),
+    example_id=pa.string(),
+    row_id=pa.string(),
+    source=pa.string(),
+    record=pa.int64(),
+    start=pa.int32(),
+    length=pa.int32(),
+    split=pa.string(),
 )
 """Lineage next to each shard: which record of which file is in which segment. `record` counts from 1 in the file."""
 

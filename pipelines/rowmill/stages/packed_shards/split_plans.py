@@ -22,10 +22,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Integers, Ints, are_among, compute_offsets, find_distinct, read_lists
+from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.core.storage import read_tables
-from rowmill.kinds.shared.splits import Splitter
+from rowmill.kinds.shared.splits import SPLITS, Splitter
 from rowmill.packing import pack_plan
 from rowmill.packing.options import Packing, Strategy
 from rowmill.packing.pack_plan import ExampleSlices, SequencePlan, StreamStretch
@@ -37,8 +38,6 @@ from rowmill.schema.rows import EXAMPLE_COLUMNS, RowKind
 from rowmill.sources.reading import load_source_parts
 from rowmill.stages.base import StageContext
 from rowmill.stages.inputs import load_origin
-
-SPLITS = ("train", "validation", "test")
 
 SIDE_LENGTHS = "side_lengths"
 """The column of the lengths of a pair's sides."""
@@ -251,9 +250,7 @@ def find_left_out(lengths: ExampleLengths, plans: Sequence[SplitPlan], surplus: 
     return sorted(found)
 
 
-MOVED_SCHEMA = pa.schema(
-    [pa.field("row_id", pa.string(), nullable=False), pa.field("split", pa.string(), nullable=False)]
-)
+MOVED_SCHEMA = make_required_schema(row_id=pa.string(), split=pa.string())
 """Rows that `mixture.num_validation_sequences` took from train: `validation`, or `surplus`, which is no split."""
 
 _TRAIN, _VALIDATION = SPLITS.index("train"), SPLITS.index("validation")

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets, format_percent, format_size
 from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRUNCATION_STATS
+from rowmill.kinds.shared.splits import SPLITS
 from rowmill.packing.pack_plan import StreamStretch, choose_group_tokens, cut_groups, find_stretch, round_up
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.recipe.recipe import Recipe
@@ -41,7 +42,6 @@ from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, Stage
 from rowmill.stages.inputs import list_example_sources
 from rowmill.stages.packed_shards.pack_group import FILL_BINS, PackGroupInputs, pack_group
 from rowmill.stages.packed_shards.split_plans import (
-    SPLITS,
     HeldOutValidation,
     PackingRules,
     get_holdout_size,

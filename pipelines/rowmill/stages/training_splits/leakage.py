@@ -25,7 +25,7 @@ from rowmill.core.permutation import mix_array
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
 from rowmill.kinds.joint_rows import require_joint_rows
-from rowmill.kinds.shared.splits import Boundaries, Split, Splitter
+from rowmill.kinds.shared.splits import SPLITS, Boundaries, Splitter
 from rowmill.parts.context import compute_share, scan_rows
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import CanonicalRowsFacts, read_facts
@@ -79,7 +79,6 @@ MAX_SAMPLE_IDS = 10
 """Sample ids of a check result."""
 NEAR_SHARE = 0.5
 """Minimum share of an example's sampled n-grams in train for a near-duplicate."""
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 _ROW_COLUMNS = ("row_id", "dataset", "content_hash", "split", "group_key", "prompt_hash")
 

@@ -35,6 +35,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, compute_offsets, format_count, read_lists
+from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import IntegrityError
 from rowmill.core.stage_names import PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_json
@@ -143,14 +144,8 @@ def read_shard_sequences(store: Store, flops_linear: int | None, shard: File) ->
 BLOCK_PLACES: Final = 1 << 20
 """Places of a block, but for its last step; a task holds some 200 bytes of each."""
 
-ORDER_SCHEMA = pa.schema(
-    [
-        pa.field("dataset", pa.int32(), nullable=False),
-        pa.field("sequence_id", pa.int64(), nullable=False),
-        pa.field("pass", pa.int32(), nullable=False),
-        pa.field("step", pa.int64(), nullable=False),
-        pa.field("filler", pa.bool_(), nullable=False),
-    ]
+ORDER_SCHEMA = make_required_schema(
+    dataset=pa.int32(), sequence_id=pa.int64(), **{"pass": pa.int32()}, step=pa.int64(), filler=pa.bool_()
 )
 """A line is a place, in order. `dataset` is its number in recipe order; a filler has dataset and sequence −1."""
 

@@ -32,8 +32,9 @@ from rowmill.core.errors import join_choices
 from rowmill.core.json import Json, find_lone_surrogate, to_json
 from rowmill.core.storage import digest_json
 from rowmill.inspection.chat_templates import TemplateProof, make_probe_conversations, prove_template
+from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.catalog import Chat
-from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues
+from rowmill.kinds.shared.canonicalization import Canonicalizer
 from rowmill.reports.row_view import describe_defect
 from rowmill.schema.ledger import REASON_DESCRIPTIONS
 from rowmill.schema.rows import Conversation, MaskedConversation, Rejected, Span
@@ -142,7 +143,7 @@ def load_chats(data: Path, rows_of_each: int = ROWS_OF_EACH) -> list[Conversatio
 
 def read_chats(data: Path, source: ChatFile, count: int) -> Iterator[Conversation]:
     """Yield the first rows of a file, in canonical form."""
-    canonicalize = Canonicalizer(RowOptionValues(Chat.model_validate(dict(source.columns))))
+    canonicalize = Canonicalizer(DatasetOptions(format=Chat.model_validate(dict(source.columns))))
     for record in _read_records(data / source.path)[:count]:
         row = canonicalize(record if source.chosen is None else _append_answer(record, source.chosen))
         if not isinstance(row, Rejected):

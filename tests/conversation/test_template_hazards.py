@@ -16,8 +16,8 @@ from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_engines import replace_generation_tags
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.json import Json
+from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.catalog import Chat
-from rowmill.kinds.shared.canonicalization import RowOptionValues
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, Span
 from rowmill.tokenization.encoded_batch import flatten_masks, make_batch
 from rowmill.tokenization.tokenizer import EncodedTexts
@@ -124,7 +124,7 @@ STRINGS_ONLY = OBJECTS_ONLY.replace("c.function.arguments | tojson", "c.function
 
 
 def canonical_messages(*messages: Message) -> list[Message]:
-    row = canonicalize_row({"messages": list(messages)}, RowOptionValues(Chat()))
+    row = canonicalize_row({"messages": list(messages)}, DatasetOptions(format=Chat()))
     assert not isinstance(row, Rejected)
     return list(row.messages)
 

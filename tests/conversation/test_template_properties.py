@@ -18,7 +18,7 @@ from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_engines import replace_generation_tags
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.json import Json, to_json
-from rowmill.kinds.shared.canonicalization import RowOptionValues
+from rowmill.kinds.base import DatasetOptions
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
 from rowmill.stages.tokenized_examples.conversation_examples import (
     decode_conversations,
@@ -238,7 +238,7 @@ def test_arguments_as_object_and_as_text_render_equally(name: str, given_argumen
     printed: list[object] = []
     for source in (given_arguments, as_text):
         record = {"messages": [user("why?"), assistant("", tool_calls=[call(source)])]}
-        row = canonicalize_row(record, RowOptionValues(Chat()))
+        row = canonicalize_row(record, DatasetOptions(format=Chat()))
         assert not isinstance(row, Rejected)
         printed.append(renderer(name).plain(row.messages, [TOOL], {}))
 

@@ -12,13 +12,9 @@ from hypothesis import strategies as st
 
 from rowmill.conversation.options import Template
 from rowmill.core.json import Json, to_json
+from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.catalog import Auto, Chat, Supervised, Text
-from rowmill.kinds.shared.canonicalization import (
-    Canonicalizer,
-    RowOptionValues,
-    hash_row_content,
-    remove_nulls,
-)
+from rowmill.kinds.shared.canonicalization import Canonicalizer, hash_row_content, remove_nulls
 from rowmill.kinds.shared.reasoning import Reasoning
 from rowmill.schema.ledger import REJECT_REASONS
 from rowmill.schema.rows import ParseReport, Rejected, Row, make_plain_report
@@ -77,13 +73,15 @@ RECORDS = st.dictionaries(st.sampled_from(COLUMNS), VALUES, max_size=5) | st.fix
     optional={"tools": CALLS | VALUES, "chat_template_kwargs": VALUES, "sys": WORDS | VALUES},
 )
 CONFIGS = [
-    RowOptionValues(Auto()),
-    RowOptionValues(Chat(system_prompt="sys", single_turn=True, unknown_roles="reject")),
-    RowOptionValues(Chat(dataset_schema="sharegpt"), reasoning=Reasoning(think_mode="drop")),
-    RowOptionValues(Chat(dataset_schema="messages", domain_key="id"), reasoning=Reasoning(extract_think_tags=False)),
-    RowOptionValues(Chat(prompt_fields=["instruction"], on_existing_system="replace", system_prompt="system")),
-    RowOptionValues(Supervised()),
-    RowOptionValues(Text()),
+    DatasetOptions(format=Auto()),
+    DatasetOptions(format=Chat(system_prompt="sys", single_turn=True, unknown_roles="reject")),
+    DatasetOptions(format=Chat(dataset_schema="sharegpt"), reasoning=Reasoning(think_mode="drop")),
+    DatasetOptions(
+        format=Chat(dataset_schema="messages", domain_key="id"), reasoning=Reasoning(extract_think_tags=False)
+    ),
+    DatasetOptions(format=Chat(prompt_fields=["instruction"], on_existing_system="replace", system_prompt="system")),
+    DatasetOptions(format=Supervised()),
+    DatasetOptions(format=Text()),
 ]
 
 
@@ -100,7 +98,7 @@ def _is_json(value: Json) -> bool:
 
 @pytest.mark.slow
 @given(st.lists(RECORDS, max_size=4), st.sampled_from(CONFIGS))
-def test_row_does_not_depend_on_the_records_read_before_it(records: list[Json], config: RowOptionValues) -> None:
+def test_row_does_not_depend_on_the_records_read_before_it(records: list[Json], config: DatasetOptions) -> None:
     kept = Canonicalizer(config)
 
     assert [repr(kept(record)) for record in records] == [repr(canonicalize_row(record, config)) for record in records]
@@ -130,7 +128,7 @@ def test_chat_of_roles_and_texts_is_plain_in_every_shape(
     record: dict[str, Json], schema: str, columns: tuple[str, ...]
 ) -> None:
     whole = Row("conversation", tuple(HI), report=make_plain_report(schema), read_columns=columns)
-    assert Canonicalizer(RowOptionValues(Chat()))(record) == whole
+    assert Canonicalizer(DatasetOptions(format=Chat()))(record) == whole
 
 
 @pytest.mark.parametrize(
@@ -148,19 +146,19 @@ def test_chat_of_roles_and_texts_is_plain_in_every_shape(
 )
 def test_record_with_more_to_read_is_not_plain(record: dict[str, Json]) -> None:
     plain = Row("conversation", tuple(HI), report=make_plain_report("messages"), read_columns=("messages",))
-    assert Canonicalizer(RowOptionValues(Auto()))(record) != plain
+    assert Canonicalizer(DatasetOptions(format=Auto()))(record) != plain
 
 
 @pytest.mark.parametrize(
     ("reader", "field", "value"),
     [
-        (Canonicalizer(RowOptionValues(Chat(system_prompt="id"))), "messages",
+        (Canonicalizer(DatasetOptions(format=Chat(system_prompt="id"))), "messages",
          ({"role": "system", "content": "7"}, *HI)),
-        (Canonicalizer(RowOptionValues(Chat(single_turn=True))), "messages", tuple(HI)),
-        (Canonicalizer(RowOptionValues(Chat(domain_key="id"))), "domain", "7"),
-        (Canonicalizer(RowOptionValues(Chat()), group_key="id"), "group_key", '"7"'),
-        (Canonicalizer(RowOptionValues(Chat()), order_key="id"), "order_key", "7"),
-        (Canonicalizer(RowOptionValues(Chat(), template=Template(chat_template_kwargs="id"))), "reason",
+        (Canonicalizer(DatasetOptions(format=Chat(single_turn=True))), "messages", tuple(HI)),
+        (Canonicalizer(DatasetOptions(format=Chat(domain_key="id"))), "domain", "7"),
+        (Canonicalizer(DatasetOptions(format=Chat()), group_key="id"), "group_key", '"7"'),
+        (Canonicalizer(DatasetOptions(format=Chat()), order_key="id"), "order_key", "7"),
+        (Canonicalizer(DatasetOptions(format=Chat(), template=Template(chat_template_kwargs="id"))), "reason",
          "bad_template_kwargs"),
     ],
 )  # fmt: skip
@@ -173,7 +171,7 @@ def test_another_column_of_a_plain_chat_is_read_where_options_name_it(
 @pytest.mark.slow
 @given(st.one_of(RECORDS, RECORDS, VALUES), st.sampled_from(CONFIGS), st.booleans())
 def test_any_json_value_becomes_a_row_or_a_reject_with_a_known_reason(
-    record: Json, config: RowOptionValues, arrow: bool
+    record: Json, config: DatasetOptions, arrow: bool
 ) -> None:
     before = repr(record)
     found = canonicalize_row(record, config, arrow=arrow)
@@ -200,7 +198,7 @@ def test_any_json_value_becomes_a_row_or_a_reject_with_a_known_reason(
 def test_canonical_row_is_a_fixed_point_of_reading(record: Json) -> None:
     """Tags are not extracted here: the rest of a text after extraction may look like tags again."""
     canonicalizer = Canonicalizer(
-        RowOptionValues(Chat(), reasoning=Reasoning(extract_think_tags=False, reasoning_keys=[]))
+        DatasetOptions(format=Chat(), reasoning=Reasoning(extract_think_tags=False, reasoning_keys=[]))
     )
     row = canonicalizer(record)
     if isinstance(row, Rejected):
@@ -258,19 +256,19 @@ def through_arrow(records: list[Json]) -> list[Json]:
 def test_invalid_json_text_is_rejected_with_or_without_a_long_integer(odd: str, number: str) -> None:
     talk = f'[{{"role": "user", "content": "q"}}, {{"role": "assistant", "content": "a", "x": {odd}, "y": {number}}}]'
 
-    made = canonicalize_row({"messages": talk}, RowOptionValues(Chat()))
+    made = canonicalize_row({"messages": talk}, DatasetOptions(format=Chat()))
 
     assert isinstance(made, Rejected)
     assert made.reason == "bad_messages"
 
 
 def test_rows_through_arrow_are_the_rows_from_json_with_the_nulls_of_arguments() -> None:
-    canonicalizer = Canonicalizer(RowOptionValues(Chat()))
+    canonicalizer = Canonicalizer(DatasetOptions(format=Chat()))
 
     direct = [canonicalizer(record) for record in TOOL_DIALOGUE]
     assert [canonicalizer(record, arrow=True) for record in through_arrow(TOOL_DIALOGUE)] == direct
 
-    row = canonicalize_row(through_arrow(TOOL_DIALOGUE)[0], RowOptionValues(Chat()), arrow=True)
+    row = canonicalize_row(through_arrow(TOOL_DIALOGUE)[0], DatasetOptions(format=Chat()), arrow=True)
 
     assert isinstance(row, Row)
     assert row.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": None}
@@ -295,7 +293,7 @@ DIALOGUE: dict[str, Json] = {"messages": [{"role": "user", "content": "U"}, {"ro
     ],
 )
 def test_group_key_is_canonical_json(key: Any, record: dict[str, Json], expected: str | None) -> None:
-    row = Canonicalizer(RowOptionValues(Chat()), group_key=key)({**DIALOGUE, **record})
+    row = Canonicalizer(DatasetOptions(format=Chat()), group_key=key)({**DIALOGUE, **record})
 
     assert isinstance(row, Row)
     assert row.group_key == expected
@@ -303,14 +301,14 @@ def test_group_key_is_canonical_json(key: Any, record: dict[str, Json], expected
 
 @pytest.mark.parametrize("record", [{}, {"id": None}, {"id": 1, "meta": 3}, {"id": 1, "meta": {"id": None}}])
 def test_group_key_null_is_rejected(record: dict[str, Json]) -> None:
-    row = Canonicalizer(RowOptionValues(Chat()), group_key=["id", "meta.id"])({**DIALOGUE, **record})
+    row = Canonicalizer(DatasetOptions(format=Chat()), group_key=["id", "meta.id"])({**DIALOGUE, **record})
 
     assert isinstance(row, Rejected)
     assert row.reason == "group_missing"
 
 
 def test_order_key_is_text_as_written_and_the_report_counts_the_noticed_features() -> None:
-    canonicalizer = Canonicalizer(RowOptionValues(Text()), order_key="at")
+    canonicalizer = Canonicalizer(DatasetOptions(format=Text()), order_key="at")
 
     rows = [canonicalizer({"text": "T", "at": at}) for at in ("2024-05-01", 7, None)]
     assert [row.order_key if isinstance(row, Row) else row.reason for row in rows] == [
@@ -327,7 +325,7 @@ def test_order_key_is_text_as_written_and_the_report_counts_the_noticed_features
         "tools": None,
         "functions": '[{"name": "f"}]',
     }
-    row = canonicalize_row(record, RowOptionValues(Auto()))
+    row = canonicalize_row(record, DatasetOptions(format=Auto()))
 
     assert isinstance(row, Row)
     assert row.report == ParseReport(
@@ -345,7 +343,7 @@ def test_order_key_is_text_as_written_and_the_report_counts_the_noticed_features
     ("value", "domain"), [("wiki", "wiki"), (None, "__default__"), (3, "__default__"), (" ", "__default__")]
 )
 def test_domain_without_a_text_is_the_default(value: Json, domain: str) -> None:
-    row = canonicalize_row({"text": "T", "source": value}, RowOptionValues(Text(domain_key="source")))
+    row = canonicalize_row({"text": "T", "source": value}, DatasetOptions(format=Text(domain_key="source")))
 
     assert isinstance(row, Row)
     assert row.domain == domain
@@ -361,24 +359,29 @@ def test_domain_without_a_text_is_the_default(value: Json, domain: str) -> None:
 @pytest.mark.parametrize(
     ("file", "config", "schemas", "rejects"),
     [
-        ("chat/tinker_conversations.jsonl", RowOptionValues(Auto()), {"messages": 128}, {}),
-        ("chat/fastchat_dummy_conversation.json", RowOptionValues(Auto()), {"sharegpt": 500}, {}),
-        ("chat/v1_sft_demo.jsonl", RowOptionValues(Auto()), {"messages": 500}, {}),
+        ("chat/tinker_conversations.jsonl", DatasetOptions(format=Auto()), {"messages": 128}, {}),
+        ("chat/fastchat_dummy_conversation.json", DatasetOptions(format=Auto()), {"sharegpt": 500}, {}),
+        ("chat/v1_sft_demo.jsonl", DatasetOptions(format=Auto()), {"messages": 500}, {}),
         # Questions without answers: their `turns` are not a known shape.
-        ("chat/mt_bench_question.jsonl", RowOptionValues(Auto()), {}, {"unknown_schema": 80}),
-        ("chat/mt_bench_reference_gpt4.jsonl", RowOptionValues(Auto()), {}, {"unknown_schema": 30}),
-        ("instruct/identity.json", RowOptionValues(Auto()), {"alpaca": 91}, {}),
-        ("instruct/gpteacher_roleplay.json", RowOptionValues(Auto()), {"prompt_response": 1923}, {}),
-        ("instruct/gpteacher_roleplay.json", RowOptionValues(Chat(dataset_schema="alpaca")), {"alpaca": 1923}, {}),
-        ("instruct/identity.json", RowOptionValues(Supervised()), {"alpaca": 91}, {}),
-        ("tools/glaive_toolcall_en_demo.json", RowOptionValues(Auto()), {"sharegpt": 300}, {}),
-        ("tools/tau_airline_gpt4o.messages.jsonl", RowOptionValues(Auto()), {"messages": 100}, {}),
-        ("reasoning/reason_tool_use_demo_50.jsonl", RowOptionValues(Auto()), {"messages": 50}, {}),
-        ("reasoning/toolrl_rlla_sft.json", RowOptionValues(Auto()), {"alpaca": 400}, {}),
+        ("chat/mt_bench_question.jsonl", DatasetOptions(format=Auto()), {}, {"unknown_schema": 80}),
+        ("chat/mt_bench_reference_gpt4.jsonl", DatasetOptions(format=Auto()), {}, {"unknown_schema": 30}),
+        ("instruct/identity.json", DatasetOptions(format=Auto()), {"alpaca": 91}, {}),
+        ("instruct/gpteacher_roleplay.json", DatasetOptions(format=Auto()), {"prompt_response": 1923}, {}),
+        (
+            "instruct/gpteacher_roleplay.json",
+            DatasetOptions(format=Chat(dataset_schema="alpaca")),
+            {"alpaca": 1923},
+            {},
+        ),
+        ("instruct/identity.json", DatasetOptions(format=Supervised()), {"alpaca": 91}, {}),
+        ("tools/glaive_toolcall_en_demo.json", DatasetOptions(format=Auto()), {"sharegpt": 300}, {}),
+        ("tools/tau_airline_gpt4o.messages.jsonl", DatasetOptions(format=Auto()), {"messages": 100}, {}),
+        ("reasoning/reason_tool_use_demo_50.jsonl", DatasetOptions(format=Auto()), {"messages": 50}, {}),
+        ("reasoning/toolrl_rlla_sft.json", DatasetOptions(format=Auto()), {"alpaca": 400}, {}),
         (
             "preference/dpo_en_demo.json",
-            RowOptionValues(
-                Chat(
+            DatasetOptions(
+                format=Chat(
                     dataset_schema="prompt_response",
                     prompt_fields=["conversations"],
                     response_fields=["chosen"],
@@ -389,20 +392,25 @@ def test_domain_without_a_text_is_the_default(value: Json, domain: str) -> None:
             {"prompt_response": 300},
             {},
         ),
-        ("preference/kto_en_demo.json", RowOptionValues(Auto()), {"messages": 300}, {}),
-        ("preference/v1_dpo_demo.jsonl", RowOptionValues(Chat(messages_field="chosen_messages")), {"messages": 10}, {}),
-        ("math/gsm8k_train.jsonl", RowOptionValues(Auto()), {"prompt_response": 7473}, {}),
+        ("preference/kto_en_demo.json", DatasetOptions(format=Auto()), {"messages": 300}, {}),
+        (
+            "preference/v1_dpo_demo.jsonl",
+            DatasetOptions(format=Chat(messages_field="chosen_messages")),
+            {"messages": 10},
+            {},
+        ),
+        ("math/gsm8k_train.jsonl", DatasetOptions(format=Auto()), {"prompt_response": 7473}, {}),
         (
             "math/gsm8k_test.jsonl",
-            RowOptionValues(Supervised(input_field="question", output_field="answer")),
+            DatasetOptions(format=Supervised(input_field="question", output_field="answer")),
             {"prompt_response": 1319},
             {},
         ),
-        ("text/c4_demo.jsonl", RowOptionValues(Auto()), {"text": 300}, {}),
+        ("text/c4_demo.jsonl", DatasetOptions(format=Auto()), {"text": 300}, {}),
     ],
 )
 def test_real_records_become_rows(
-    real_data: Path, file: str, config: RowOptionValues, schemas: dict[str, int], rejects: dict[str, int]
+    real_data: Path, file: str, config: DatasetOptions, schemas: dict[str, int], rejects: dict[str, int]
 ) -> None:
     found = list(map(Canonicalizer(config), records_of(real_data / file)))
 
@@ -417,14 +425,14 @@ def test_real_records_become_rows(
 def test_real_tool_dialogues_have_results_that_answer_calls_and_are_the_same_through_arrow(real_data: Path) -> None:
     for file in ("tools/glaive_toolcall_en_demo.json", "tools/tau_airline_gpt4o.messages.jsonl"):
         for record in records_of(real_data / file):
-            row = canonicalize_row(record, RowOptionValues(Auto()))
+            row = canonicalize_row(record, DatasetOptions(format=Auto()))
             assert isinstance(row, Row)
             calls = [call for message in row.messages for call in message.get("tool_calls", ())]
             results = [message["tool_call_id"] for message in row.messages if message["role"] == "tool"]
             assert set(results) <= {call["id"] for call in calls}
             assert all(isinstance(call["function"]["arguments"], dict) for call in calls)
 
-    canonicalizer = Canonicalizer(RowOptionValues(Auto()))
+    canonicalizer = Canonicalizer(DatasetOptions(format=Auto()))
     for file in ("tools/tau_airline_gpt4o.messages.jsonl", "reasoning/reason_tool_use_demo_50.jsonl"):
         records = records_of(real_data / file)
         for record, other in zip(records, through_arrow(records), strict=True):

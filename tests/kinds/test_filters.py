@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rowmill.core.json import Json
+from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.catalog import Auto, Chat
-from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues, hash_row_content
+from rowmill.kinds.shared.canonicalization import Canonicalizer, hash_row_content
 from rowmill.kinds.shared.filters import (
     Filters,
     hash_record_prefix,
@@ -18,7 +19,7 @@ from rowmill.schema.rows import Rejected, Row
 
 
 def row_of(record: Json) -> Row:
-    row = Canonicalizer(RowOptionValues(Auto()))(record)
+    row = Canonicalizer(DatasetOptions(format=Auto()))(record)
     assert isinstance(row, Row), row
     return row
 
@@ -29,7 +30,7 @@ def dialogue(**message: Json) -> dict[str, Json]:
 
 @pytest.mark.parametrize(("length", "reason"), [(2, "too_short"), (3, None), (5, None), (6, "too_long")])
 def test_length_limits_are_inclusive(length: int, reason: str | None) -> None:
-    read = Canonicalizer(RowOptionValues(Auto(), filters=Filters(min_chars=3, max_chars=5)))
+    read = Canonicalizer(DatasetOptions(format=Auto(), filters=Filters(min_chars=3, max_chars=5)))
 
     row = read({"text": "x" * length})
 
@@ -37,12 +38,12 @@ def test_length_limits_are_inclusive(length: int, reason: str | None) -> None:
 
 
 def test_length_of_a_document_is_checked_and_chats_have_none() -> None:
-    options = RowOptionValues(Auto(), filters=Filters(min_chars=3))
+    options = DatasetOptions(format=Auto(), filters=Filters(min_chars=3))
 
     assert Canonicalizer(options)({"text": "ab"}) == Rejected("too_short", "2 characters, at least 3")
     assert isinstance(Canonicalizer(options)(dialogue()), Row)
 
-    assert isinstance(Canonicalizer(RowOptionValues(Chat(), filters=Filters(min_chars=99)))(dialogue()), Row)
+    assert isinstance(Canonicalizer(DatasetOptions(format=Chat(), filters=Filters(min_chars=99)))(dialogue()), Row)
 
 
 @pytest.mark.parametrize(("given_", "meant"), [(True, "exact"), (False, "off"), ("prefix200", "prefix200")])

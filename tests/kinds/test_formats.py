@@ -10,8 +10,9 @@ from rowmill import kinds
 from rowmill.conversation.options import Loss, Template
 from rowmill.core.config import describe_field
 from rowmill.core.json import Json, to_json
+from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.catalog import Auto, Chat, Format, Python, Supervised, Text
-from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues
+from rowmill.kinds.shared.canonicalization import Canonicalizer
 from rowmill.kinds.shared.messages import Tools
 from rowmill.schema.rows import Rejected, Row
 from tests.support.canonical_rows import canonicalize_row
@@ -22,13 +23,13 @@ SHARED = {"base", "catalog", "custom", "joint_rows", "shared"}
 
 
 def kept(record: Json, options: Any = None, **arguments: Any) -> Row:
-    row = Canonicalizer(RowOptionValues(options or Chat(), **arguments))(record)
+    row = Canonicalizer(DatasetOptions(format=options or Chat(), **arguments))(record)
     assert isinstance(row, Row), row
     return row
 
 
 def reason(record: Json, options: Any = None, **arguments: Any) -> str:
-    row = Canonicalizer(RowOptionValues(options or Chat(), **arguments))(record)
+    row = Canonicalizer(DatasetOptions(format=options or Chat(), **arguments))(record)
     assert isinstance(row, Rejected), row
     return row.reason
 
@@ -162,7 +163,7 @@ def test_shape_is_the_first_that_matches_each_record_or_the_named_one() -> None:
         chat(("user", "U"), ("assistant", "A")),
         {"instruction": "U", "output": "A"},
     ]
-    canonicalizer = Canonicalizer(RowOptionValues(Chat()))
+    canonicalizer = Canonicalizer(DatasetOptions(format=Chat()))
 
     rows = [canonicalizer(record) for record in records]
 
@@ -255,7 +256,7 @@ def test_prompt_in_instruction_joins_the_input(record: Json, prompt: str) -> Non
     ],
 )
 def test_column_that_belongs_to_the_prompt_is_read_or_refused_or_ignored_on_purpose(record: Json, column: str) -> None:
-    refused = canonicalize_row(record, RowOptionValues(INSTRUCTIONS))
+    refused = canonicalize_row(record, DatasetOptions(format=INSTRUCTIONS))
 
     assert isinstance(refused, Rejected)
     assert refused.reason == "unread_prompt"
@@ -313,7 +314,7 @@ def test_placeholder_of_a_media_column_is_rejected(column: str, value: Json, tex
     ]
 
     for record, options in records:
-        row = Canonicalizer(RowOptionValues(options))(record | {column: value})
+        row = Canonicalizer(DatasetOptions(format=options))(record | {column: value})
         assert isinstance(row, Rejected)
         assert row.reason == "multimodal_content"
         assert row.detail.endswith(f"the column {column} is not empty")
@@ -570,7 +571,7 @@ def test_kwargs_have_a_configured_column_and_no_generation_prompt() -> None:
     record = {**chat(("user", "U")), "chat_template_kwargs": 3, "vars": {"x": 1}}
 
     for column, read in (("vars", {"x": 1}), (None, {})):
-        row = canonicalize_row(record, RowOptionValues(Chat(), template=Template(chat_template_kwargs=column)))
+        row = canonicalize_row(record, DatasetOptions(format=Chat(), template=Template(chat_template_kwargs=column)))
         assert isinstance(row, Row)
         assert row.template_kwargs == read
 
@@ -613,7 +614,7 @@ def test_pair_is_read(record: Json, options: Supervised, expected: tuple[str, st
 
 
 def test_document_is_kept_as_it_is() -> None:
-    row = canonicalize_row({"body": " T\u2028\n", "text": "x"}, RowOptionValues(Text(text_key="body")))
+    row = canonicalize_row({"body": " T\u2028\n", "text": "x"}, DatasetOptions(format=Text(text_key="body")))
 
     assert isinstance(row, Row)
     assert (row.kind, row.text, row.report.schema) == ("text", " T\u2028\n", "text")

@@ -23,8 +23,8 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from rowmill.core.json import Json
-from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
-from rowmill.kinds.base import ALL_GROUPS, DatasetKind, TokenOptions
+from rowmill.kinds.base import ALL_GROUPS, DatasetKind, DatasetOptions, TokenOptions
+from rowmill.kinds.shared.canonicalization import RecordReader
 from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
 
 
@@ -45,7 +45,7 @@ class Quiz(DatasetKind):
     def get_token_options(self) -> TokenOptions:
         return TokenOptions(separate_with=" = ", add_eos=True)
 
-    def make_record_reader(self, options: RowOptions) -> RecordReader:
+    def make_record_reader(self, options: DatasetOptions) -> RecordReader:
         return self._read
 
     def _read(self, record: Mapping[str, Json]) -> Row | Rejected:
@@ -64,9 +64,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from rowmill.core.json import Json
-from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
-from rowmill.kinds.base import BuildContext
-from rowmill.kinds.base import DatasetKind, TokenBuilder
+from rowmill.kinds.base import BuildContext, DatasetKind, DatasetOptions, TokenBuilder
+from rowmill.kinds.shared.canonicalization import RecordReader
 from rowmill.schema.rows import Row, RowKind, make_plain_report
 
 
@@ -81,7 +80,7 @@ class Ready(DatasetKind):
     domain_key: str | None = None
     """Column that names the domain."""
 
-    def make_record_reader(self, options: RowOptions) -> RecordReader:
+    def make_record_reader(self, options: DatasetOptions) -> RecordReader:
         report = make_plain_report("ready")
         return lambda record: Row("record", record=dict(record), report=report)
 

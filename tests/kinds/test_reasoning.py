@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rowmill.core.json import Json
+from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.catalog import Chat
-from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues
+from rowmill.kinds.shared.canonicalization import Canonicalizer
 from rowmill.kinds.shared.reasoning import (
     ExtractedReasoning,
     Reasoning,
@@ -29,13 +30,13 @@ def canonical_message(message: dict[str, Json], **options: Any) -> dict[str, Jso
 
 
 def row_of(messages: list[Json], **options: Any) -> Row:
-    row = Canonicalizer(RowOptionValues(Chat(), reasoning=Reasoning(**options)))({"messages": messages})
+    row = Canonicalizer(DatasetOptions(format=Chat(), reasoning=Reasoning(**options)))({"messages": messages})
     assert isinstance(row, Row), row
     return row
 
 
 def reason(messages: list[Json], **options: Any) -> str:
-    row = Canonicalizer(RowOptionValues(Chat(), reasoning=Reasoning(**options)))({"messages": messages})
+    row = Canonicalizer(DatasetOptions(format=Chat(), reasoning=Reasoning(**options)))({"messages": messages})
     assert isinstance(row, Rejected), row
     return row.reason
 

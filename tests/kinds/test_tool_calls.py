@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill.core.json import Json
+from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.catalog import Chat
-from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues
+from rowmill.kinds.shared.canonicalization import Canonicalizer
 from rowmill.kinds.shared.messages import RejectError, Tools, link_calls, read_calls, read_tools
 from rowmill.schema.rows import Message, Rejected, Row
 
@@ -19,13 +20,13 @@ WRAPPED = {"type": "function", "function": BARE}
 
 
 def row_of(messages: list[Json], **options: Any) -> Row:
-    row = Canonicalizer(RowOptionValues(Chat(), tools=Tools(**options)))({"messages": messages})
+    row = Canonicalizer(DatasetOptions(format=Chat(), tools=Tools(**options)))({"messages": messages})
     assert isinstance(row, Row), row
     return row
 
 
 def reason(messages: list[Json], **options: Any) -> str:
-    row = Canonicalizer(RowOptionValues(Chat(), tools=Tools(**options)))({"messages": messages})
+    row = Canonicalizer(DatasetOptions(format=Chat(), tools=Tools(**options)))({"messages": messages})
     assert isinstance(row, Rejected), row
     return row.reason
 
@@ -118,7 +119,7 @@ def test_calls_may_be_separate_turns_and_ids_other_than_text_are_renewed() -> No
             {"from": "gpt", "value": "A"},
         ]
     }
-    row = Canonicalizer(RowOptionValues(Chat()))(record)
+    row = Canonicalizer(DatasetOptions(format=Chat()))(record)
 
     assert isinstance(row, Row)
     assert [message["role"] for message in row.messages] == ["user", "assistant", "tool", "assistant"]

@@ -18,7 +18,7 @@ from rowmill.conversation.truncation import OverlongPolicy, Truncation
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.json import Json
-from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader, RowOptions
+from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader
 from rowmill.kinds.shared.filters import Filters
 from rowmill.kinds.shared.messages import Tools, is_mapping, rename_aliases
 from rowmill.kinds.shared.reasoning import Reasoning
@@ -26,7 +26,6 @@ from rowmill.kinds.shared.splits import Splits
 from rowmill.packing.options import Packing
 from rowmill.schema.examples import Objective, RolloutFields
 from rowmill.schema.rows import Rejected, Row, RowKind
-from rowmill.sources import Source
 
 if TYPE_CHECKING:
     from rowmill.kinds.joint_rows import JointRows
@@ -48,26 +47,6 @@ ALL_GROUPS = frozenset(OPTION_GROUPS)
 
 PAIR_SIDES = frozenset({"prompt", "response"})
 """The names that `loss.mask` uses for pairs; for conversations it uses roles."""
-
-
-class DatasetOptions(RowOptions, Protocol):
-    """The kind and the option groups of one dataset."""
-
-    @property
-    def source(self) -> Source:
-        """Location of the raw records."""
-
-    @property
-    def truncation(self) -> Truncation:
-        """What happens to rows that are too long."""
-
-    @property
-    def splits(self) -> Splits:
-        """Which rows are held out."""
-
-    @property
-    def packing(self) -> Packing:
-        """How examples share sequences."""
 
 
 class RowReader(Protocol):
@@ -184,7 +163,7 @@ class DatasetKind(Config):
         """Return the kind's own defaults for groups, given its options and the groups as written."""
         return {}
 
-    def check_options(self, options: DatasetOptions) -> None:
+    def check_options(self, options: "DatasetOptions") -> None:
         """Refuse combinations of options that this kind does not support, by a ValueError that begins with the path."""
         if options.splits.is_exact:
             raise ValueError(
@@ -192,22 +171,22 @@ class DatasetKind(Config):
                 "split by hash; set a share such as 0.05"
             )
 
-    def get_length_limit(self, options: DatasetOptions) -> tuple[str, int | None]:
+    def get_length_limit(self, options: "DatasetOptions") -> tuple[str, int | None]:
         """Return the option that limits a text's tokens, and its value; None means what `seq_len` leaves each side."""
         return "truncation.max_length", options.truncation.max_length
 
-    def suggest_longer_examples(self, options: DatasetOptions) -> str:
+    def suggest_longer_examples(self, options: "DatasetOptions") -> str:
         """Return which option to raise, so that longer texts of this dataset fit."""
         option, limit = self.get_length_limit(options)
         return "raise seq_len" if limit is None else f"raise {option} (at most seq_len)"
 
-    def suggest_overlong_policies(self, options: DatasetOptions) -> str:
+    def suggest_overlong_policies(self, options: "DatasetOptions") -> str:
         """Return how to choose a policy under which texts that are too long stop no build."""
         # Beside any of these policies, packing has nothing to slice, and the option is refused.
         deleted = "" if options.packing.slice_strategy is None else "delete packing.slice_strategy and "
         return f"{deleted}choose truncation.overlong {self.join_shortening_policies(options)}"
 
-    def join_shortening_policies(self, options: DatasetOptions) -> str:
+    def join_shortening_policies(self, options: "DatasetOptions") -> str:
         """Return the policies that shorten or drop texts, with the options that they need beside them."""
         return join_choices(one for one in self.OVERLONG_POLICIES if one not in ("raise", "keep"))
 
@@ -220,7 +199,7 @@ class DatasetKind(Config):
         """Return how many texts an example has, each of which may be as long as the limit."""
         return 1
 
-    def has_groups(self, options: DatasetOptions) -> bool:
+    def has_groups(self, options: "DatasetOptions") -> bool:
         """Return whether rows belong to groups that must stay in one split."""
         return options.splits.group_key is not None
 
@@ -246,18 +225,22 @@ class DatasetKind(Config):
         """Return the columns that are left out on purpose: the kind's option `ignore_columns`, if it has one."""
         return getattr(self, "ignore_columns", ())
 
+    def get_domain_key(self) -> str | None:
+        """Return the column that names a row's domain: the kind's option `domain_key`, if it has one."""
+        return getattr(self, "domain_key", None)
+
     def list_answer_columns(self) -> Sequence[str | None] | None:
         """Return the columns of answers and their prompts; None if the kind has no such columns."""
         return None
 
-    def make_record_reader(self, options: RowOptions) -> RecordReader:
+    def make_record_reader(self, options: "DatasetOptions") -> RecordReader:
         """Return the function that reads one record's columns into a row; raises ConfigError if the kind has none."""
         raise ConfigError(
             f"format.kind: a {self.get_name()} dataset makes its rows itself; expected a kind that reads columns; "
             "choose such a kind"
         )
 
-    def open_row_reader(self, options: DatasetOptions, base: Path, dataset: str) -> RowReader:
+    def open_row_reader(self, options: "DatasetOptions", base: Path, dataset: str) -> RowReader:
         """Return the reader of the dataset's records; the default suits kinds that make one row of a record."""
         return Canonicalizer(options, group_key=options.splits.group_key, order_key=options.splits.time_key)
 
@@ -273,6 +256,31 @@ class DatasetKind(Config):
     def get_joint_rows(cls) -> "JointRows | None":
         """Return what the kind does itself if its rows, or its examples, depend on the whole dataset; else None."""
         return None
+
+
+class DatasetOptions(Config):
+    """The kind and the option groups of one dataset; those that are not given have their defaults."""
+
+    source: Any = None
+    """Location of the raw records, a `Source`; every dataset of a recipe has one."""
+    format: DatasetKind
+    """How a record's own columns become a row."""
+    reasoning: Reasoning = Reasoning()
+    """Where reasoning is found, and how it is handled."""
+    tools: Tools = Tools()
+    """Where tools are found, and the form in which the template receives calls."""
+    template: Template = Template()
+    """The chat template, its arguments and how its masks are made."""
+    loss: Loss = Loss()
+    """Which tokens are trained."""
+    truncation: Truncation = Truncation()
+    """How rows longer than the context are shortened."""
+    filters: Filters = Filters()
+    """Which rows are left out on purpose."""
+    splits: Splits = Splits()
+    """Which rows are held out."""
+    packing: Packing = Packing()
+    """How examples share sequences."""
 
 
 def refuse_overlong_policy(kind: DatasetKind, options: DatasetOptions, why: str) -> None:

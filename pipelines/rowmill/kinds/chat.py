@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
-from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
+from rowmill.kinds.base import DatasetOptions
+from rowmill.kinds.shared.canonicalization import RecordReader
 from rowmill.kinds.shared.conversation_rows import (
     KNOWN_ROLES,
     LIST_COLUMNS,
@@ -50,7 +51,7 @@ class Chat(ConversationColumns):
         has_lists = any(not isinstance(record.get(name), str) for record in sample.whole for name in found.columns)
         return found if has_more or has_lists else None
 
-    def make_record_reader(self, options: RowOptions) -> RecordReader:
+    def make_record_reader(self, options: DatasetOptions) -> RecordReader:
         """Read every record as a conversation."""
         return ConversationReader(self, options)
 
@@ -67,7 +68,7 @@ class Auto(ConversationColumns):
     add_eos: Literal["auto"] | bool = "auto"
     """Whether the end-of-text token ends a document; auto: if the tokenizer has one."""
 
-    def make_record_reader(self, options: RowOptions) -> RecordReader:
+    def make_record_reader(self, options: DatasetOptions) -> RecordReader:
         """Read a record as a conversation, or as a document if it has no conversation's shape."""
         return ConversationReader(self, options, text_key=self.text_key)
 

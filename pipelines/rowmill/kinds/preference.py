@@ -28,7 +28,7 @@ from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, canonical_json, to_json
 from rowmill.kinds.base import DatasetOptions, refuse_overlong_policy
-from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
+from rowmill.kinds.shared.canonicalization import RecordReader
 from rowmill.kinds.shared.conversation_rows import ConversationReader, DetectedMessages, MessageColumns
 from rowmill.kinds.shared.messages import (
     CONTEXT_COLUMNS,
@@ -168,7 +168,7 @@ class Preference(MessageColumns):
     def list_answer_columns(self) -> None:
         """Return nothing: the columns of preference data are read."""
 
-    def make_record_reader(self, options: RowOptions) -> RecordReader:
+    def make_record_reader(self, options: DatasetOptions) -> RecordReader:
         """Read every record as a prompt with its sides."""
         return _PreferenceReader(self, options)
 
@@ -205,7 +205,7 @@ _CanonicalSides = tuple[Row, Sequence[Message], Sequence[Sequence[Message] | Non
 class _PreferenceReader:
     """Reads the preferences of one dataset."""
 
-    def __init__(self, columns: Preference, options: RowOptions) -> None:
+    def __init__(self, columns: Preference, options: DatasetOptions) -> None:
         self._columns = columns
         self._roles = frozenset(columns.assistant_roles)
         self._messages = ConversationReader(columns, options)

@@ -15,7 +15,7 @@ from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, to_json
 from rowmill.kinds.base import ALL_GROUPS, DatasetOptions, RowReader, refuse_overlong_policy
-from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader, RowOptions
+from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader
 from rowmill.kinds.shared.conversation_rows import ConversationReader, DetectedMessages, MessageColumns, add_system
 from rowmill.kinds.shared.messages import (
     CONTEXT_COLUMNS,
@@ -128,7 +128,7 @@ class Prompts(MessageColumns):
     def list_answer_columns(self) -> None:
         """Return nothing: no answer of the data is trained, so none needs to be told from a bad one."""
 
-    def make_record_reader(self, options: RowOptions) -> RecordReader:
+    def make_record_reader(self, options: DatasetOptions) -> RecordReader:
         """Read every record as a prompt."""
         return _PromptReader(self, options, dataset="")
 
@@ -145,7 +145,7 @@ class Prompts(MessageColumns):
 class _PromptReader:
     """Reads the prompts of one dataset."""
 
-    def __init__(self, columns: Prompts, options: RowOptions, dataset: str) -> None:
+    def __init__(self, columns: Prompts, options: DatasetOptions, dataset: str) -> None:
         self._columns = columns
         self._messages = ConversationReader(columns, options)
         self._dataset = dataset

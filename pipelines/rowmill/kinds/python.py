@@ -33,7 +33,7 @@ from rowmill.core.errors import ConfigError, require_code_permission
 from rowmill.core.json import Json
 from rowmill.kinds.base import BuildContext, DatasetKind, DatasetOptions, RowReader, TokenBuilder
 from rowmill.kinds.chat import Chat
-from rowmill.kinds.shared.canonicalization import Canonicalizer, RowOptionValues, reject_format_error, remove_nulls
+from rowmill.kinds.shared.canonicalization import Canonicalizer, reject_format_error, remove_nulls
 from rowmill.kinds.shared.messages import Tools, is_mapping
 from rowmill.kinds.supervised import Supervised, refuse_joined_separator
 from rowmill.kinds.text import Text
@@ -251,7 +251,7 @@ class CustomRowReader:
         tools, template = Tools(tools_fields=["tools"]), Template(chat_template_kwargs="kwargs")
         self._readers: dict[str, Canonicalizer] = {
             kind: Canonicalizer(
-                RowOptionValues(form, options.reasoning, tools, template, options.loss, options.filters),
+                options.model_copy(update={"format": form, "tools": tools, "template": template}),
                 group_key=options.splits.group_key,
                 order_key=options.splits.time_key,
             )

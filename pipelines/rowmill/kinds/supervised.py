@@ -17,7 +17,7 @@ from rowmill.kinds.base import (
     refuse_mask_names,
     refuse_overlong_policy,
 )
-from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
+from rowmill.kinds.shared.canonicalization import RecordReader
 from rowmill.kinds.shared.messages import CONTEXT_COLUMNS, PAIR_COLUMNS, RejectError, get_at_path, join_context
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.schema.rows import Row, RowKind, make_plain_report
@@ -100,7 +100,7 @@ class Supervised(DatasetKind):
         """Return the columns of prompt and response."""
         return [self.input_field, self.output_field, self.domain_key]
 
-    def make_record_reader(self, options: RowOptions) -> RecordReader:
+    def make_record_reader(self, options: DatasetOptions) -> RecordReader:
         """Read every record as a pair."""
         return self._read_row
 

@@ -5,8 +5,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from rowmill.kinds.base import ALL_GROUPS, DatasetKind
-from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
+from rowmill.kinds.base import ALL_GROUPS, DatasetKind, DatasetOptions
+from rowmill.kinds.shared.canonicalization import RecordReader
 from rowmill.kinds.shared.conversation_rows import explain_tree, make_document_reader
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.schema.rows import RowKind
@@ -48,6 +48,6 @@ class Text(DatasetKind):
         names = [name for name in TEXT_COLUMNS if name in columns] or (columns if len(columns) == 1 else [])
         return choose_best(try_options(cls, {} if name == "text" else {"text_key": name}, sample) for name in names)
 
-    def make_record_reader(self, options: RowOptions) -> RecordReader:
+    def make_record_reader(self, options: DatasetOptions) -> RecordReader:
         """Read every record as a document."""
         return make_document_reader(self.text_key, options.filters)

@@ -32,7 +32,7 @@ from rowmill.core.arrays import Tokens as TokenIds
 from rowmill.core.config import Config, describe_type
 from rowmill.core.json import Json
 from rowmill.kinds.base import ALL_GROUPS, DatasetKind, DatasetOptions, refuse_overlong_policy
-from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
+from rowmill.kinds.shared.canonicalization import RecordReader
 from rowmill.kinds.shared.messages import RejectError, find_first_column, get_at_path, is_list, is_mapping
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.schema.examples import IGNORED_LABEL, TAKEN_NAMES, RolloutFields
@@ -238,7 +238,7 @@ class Tokens(DatasetKind):
         allowed = "" if options.truncation.token_cut == "allow" else " with truncation.token_cut: allow"  # noqa: S105
         return f"drop, or truncate{allowed}"
 
-    def make_record_reader(self, options: RowOptions) -> RecordReader:
+    def make_record_reader(self, options: DatasetOptions) -> RecordReader:
         """Read every record as ids with their mask."""
         return self._read_row
 

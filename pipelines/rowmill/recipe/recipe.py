@@ -16,7 +16,6 @@ from pydantic import Field, ValidationError, model_validator
 
 from rowmill.alerts import AnyAlert
 from rowmill.checks.gates import Gates, find_unknown_dataset
-from rowmill.conversation.options import Loss, Template
 from rowmill.conversation.truncation import Truncation
 from rowmill.core import config
 from rowmill.core.completions import Teacher
@@ -26,12 +25,8 @@ from rowmill.core.stage_names import PARSED_RECORDS
 from rowmill.core.storage import check_name
 from rowmill.executors import AnyExecutor, LocalExecutor
 from rowmill.exports import AnyExport, DatasetSummary, RecipeSummary
-from rowmill.kinds.base import OPTION_GROUPS, DatasetKind, IdleOption, iterate_idle_options
+from rowmill.kinds.base import OPTION_GROUPS, DatasetKind, DatasetOptions, IdleOption, iterate_idle_options
 from rowmill.kinds.catalog import KINDS, Auto, Format, resolve_kind
-from rowmill.kinds.shared.filters import Filters
-from rowmill.kinds.shared.messages import Tools
-from rowmill.kinds.shared.reasoning import Reasoning
-from rowmill.kinds.shared.splits import Splits
 from rowmill.packing.options import Mixture, Packing
 from rowmill.packing.rank_assignment import Partitions, check_world_size
 from rowmill.schema.examples import WEIGHT_COLUMN, Objective, RolloutFields, join_fields
@@ -138,29 +133,13 @@ def _find_joint_rows(dataset: Any) -> "JointRows | None":
 # ── One dataset ──
 
 
-class Dataset(Config):
+class Dataset(DatasetOptions):
     """One dataset: the source of its rows, and how they become packed sequences."""
 
     source: Source
     """Location of the raw records."""
     format: Format = Auto()
     """How a record's own columns become a row."""
-    reasoning: Reasoning = Reasoning()
-    """Where reasoning is found, and how it is handled."""
-    tools: Tools = Tools()
-    """Where tools are found, and the form in which the template receives calls."""
-    template: Template = Template()
-    """The chat template, its arguments and how its masks are made."""
-    loss: Loss = Loss()
-    """Which tokens are trained."""
-    truncation: Truncation = Truncation()
-    """How rows longer than the context are shortened."""
-    filters: Filters = Filters()
-    """Which rows are left out on purpose."""
-    splits: Splits = Splits()
-    """Which rows are held out."""
-    packing: Packing = Packing()
-    """How examples share sequences."""
     teacher: Teacher | None = None
     """The server that `rowmill score` asks for the likeliest ids of trained tokens; null: none."""
 

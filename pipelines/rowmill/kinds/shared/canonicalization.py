@@ -13,94 +13,37 @@ shape of a record, or the record is refused: a prompt without its context asks s
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from rowmill.conversation.options import Loss, Template
 from rowmill.core.config import describe_type
 from rowmill.core.errors import PipelineError
 from rowmill.core.json import Json, canonical_json, is_nested_deeper, to_json
-from rowmill.kinds.shared.filters import HASH_BYTES, Filters
+from rowmill.kinds.shared.filters import HASH_BYTES
 from rowmill.kinds.shared.messages import (
     MEDIA_COLUMNS,
     PLACEHOLDERS,
     PROMPT_COLUMNS,
     RejectError,
-    Tools,
     get_at_path,
     has_media,
     is_list,
     is_mapping,
     list_prompt_columns,
 )
-from rowmill.kinds.shared.reasoning import Reasoning
 from rowmill.schema.rows import CONTENT_COLUMNS, ROW_KIND_COLUMNS, Rejected, Row, RowKind
+
+if TYPE_CHECKING:
+    from rowmill.kinds.base import DatasetOptions
 
 DEFAULT_DOMAIN = "__default__"
 
 RecordReader = Callable[[Mapping[str, Json]], Row | Rejected]
 """Reads a kind's columns into a row, without its group, order and domain; a reject is returned, or a `RejectError`."""
-
-
-class RecordFormat(Protocol):
-    """The part of a dataset's kind that decides the row of one record."""
-
-    @property
-    def domain_key(self) -> str | None:
-        """Column that names the row's domain."""
-
-    def list_ignored_columns(self) -> Sequence[str]:
-        """Return the columns that are left out on purpose."""
-
-    def list_answer_columns(self) -> Sequence[str | None] | None:
-        """Return the columns that hold the model's answers and their prompts."""
-
-    def make_record_reader(self, options: "RowOptions") -> RecordReader:
-        """Return the function that reads one record."""
-
-
-class RowOptions(Protocol):
-    """The groups of a dataset's options that decide its canonical rows."""
-
-    @property
-    def format(self) -> RecordFormat:
-        """Columns and shape of the records."""
-
-    @property
-    def reasoning(self) -> Reasoning:
-        """Where reasoning is found."""
-
-    @property
-    def tools(self) -> Tools:
-        """Where tools are found."""
-
-    @property
-    def template(self) -> Template:
-        """Which column holds a row's template variables."""
-
-    @property
-    def loss(self) -> Loss:
-        """Whether messages may have weights other than 0 and 1."""
-
-    @property
-    def filters(self) -> Filters:
-        """How long a document may be."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowOptionValues:
-    """`RowOptions` as plain values; an omitted group has its defaults."""
-
-    format: RecordFormat
-    reasoning: Reasoning = field(default_factory=Reasoning)
-    tools: Tools = field(default_factory=Tools)
-    template: Template = field(default_factory=Template)
-    loss: Loss = field(default_factory=Loss)
-    filters: Filters = field(default_factory=Filters)
 
 
 class Canonicalizer:
@@ -112,7 +55,7 @@ class Canonicalizer:
 
     def __init__(
         self,
-        options: RowOptions,
+        options: "DatasetOptions",
         *,
         group_key: str | Sequence[str] | None = None,
         order_key: str | None = None,
@@ -122,7 +65,7 @@ class Canonicalizer:
         self._group_paths: tuple[str, ...] = (group_key,) if isinstance(group_key, str) else tuple(group_key or ())
         self._many_groups: bool = not isinstance(group_key, str)
         self._order_path: str | None = order_key
-        self._domain_key: str | None = options.format.domain_key
+        self._domain_key: str | None = options.format.get_domain_key()
         self._has_keys: bool = bool(self._group_paths) or order_key is not None or self._domain_key is not None
         others = (*options.tools.tools_fields, *self._group_paths, options.template.chat_template_kwargs, order_key)
         self.read_elsewhere: tuple[str, ...] = (

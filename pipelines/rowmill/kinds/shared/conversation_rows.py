@@ -36,7 +36,7 @@ from pydantic import Field, field_validator
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, from_json, to_json
 from rowmill.kinds.base import PAIR_SIDES, DatasetKind, DatasetOptions, refuse_mask_names
-from rowmill.kinds.shared.canonicalization import RecordReader, RowOptions
+from rowmill.kinds.shared.canonicalization import RecordReader
 from rowmill.kinds.shared.filters import Filters
 from rowmill.kinds.shared.messages import (
     CONTEXT_COLUMNS,
@@ -457,7 +457,7 @@ class _ConversationTally:
 class ConversationReader:
     """Reads the conversations of one dataset; everything that depends only on options is computed once."""
 
-    def __init__(self, columns: MessageColumns, options: RowOptions, *, text_key: str | None = None) -> None:
+    def __init__(self, columns: MessageColumns, options: DatasetOptions, *, text_key: str | None = None) -> None:
         self._columns = columns
         self._detect: Callable[[Mapping[str, Json]], DetectedMessages] | None = None
         self._single_turn = False

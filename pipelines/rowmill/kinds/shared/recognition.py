@@ -15,26 +15,22 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import yaml
 
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
+from rowmill.kinds.base import DatasetKind, DatasetOptions
 from rowmill.kinds.shared.canonicalization import (
     ANSWER_PAIRS,
     Canonicalizer,
-    RecordFormat,
-    RowOptionValues,
     measure_row_text,
     measure_unread_text,
     remove_nulls,
 )
 from rowmill.kinds.shared.conversation_rows import explain_tree
 from rowmill.schema.rows import Rejected
-
-if TYPE_CHECKING:
-    from rowmill.kinds.base import DatasetKind
 
 RECORDS_LOOKED_AT = 200
 """Records that a recognition is based on."""
@@ -160,11 +156,11 @@ class Recognition:
 
 
 def try_options(
-    kind: "type[DatasetKind]", options: Mapping[str, Any], sample: Sample, *, notes: Sequence[str] = ()
+    kind: type[DatasetKind], options: Mapping[str, Any], sample: Sample, *, notes: Sequence[str] = ()
 ) -> Recognition:
     """Read some records with options of a kind, as a build would."""
     model = kind.model_validate({"kind": kind.get_name(), **options})
-    reader = Canonicalizer(RowOptionValues(cast("RecordFormat", model)))
+    reader = Canonicalizer(DatasetOptions(format=model))
     fits = of = 0
     read_columns: Counter[str] = Counter()
     schemas: Counter[str] = Counter()
@@ -242,7 +238,7 @@ class FormatChoice:
         return "; ".join(lines)
 
 
-def recognise_format(sample: Sample, kinds: Iterable["type[DatasetKind]"]) -> FormatChoice:
+def recognise_format(sample: Sample, kinds: Iterable[type[DatasetKind]]) -> FormatChoice:
     """Return the kind and options that read every whole record, and most of its text."""
     found = [one for kind in kinds if (one := kind.recognise(sample)) is not None]
     sure = sorted((one for one in found if one.is_sure), key=lambda one: one.precedence)
@@ -252,7 +248,7 @@ def recognise_format(sample: Sample, kinds: Iterable["type[DatasetKind]"]) -> Fo
 
 
 def find_wrapped_records(
-    records: Sequence[Mapping[str, Json]], kinds: Sequence["type[DatasetKind]"]
+    records: Sequence[Mapping[str, Json]], kinds: Sequence[type[DatasetKind]]
 ) -> tuple[str, list[dict[str, Json]]] | None:
     """Return the one list of records in a single object that holds them, with its path; None if it is a record."""
     if len(records) != 1 or recognise_format(Sample(records), kinds).proposal is not None:

@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from benchmarks import measure
-from rowmill.kinds.tables.parsing import Parser, PlacementColumns, Validation
+from rowmill.kinds.tables.parsing import GeneratedTextSpec, Parser, PlacementColumns
 from rowmill.kinds.tables.schema import Column, RecordSchema
 from rowmill.kinds.tables.serialization import Serialiser
 
@@ -77,7 +77,7 @@ def rate(count: int) -> dict[str, Any]:
         "grouped": "".join(f"{BOS}{line}{EOS}" for line in lines),
     }
     parsers = {
-        mode: Parser(SCHEMA, mode, bos=BOS, eos=EOS, place=PLACE, validation=Validation())
+        mode: Parser(GeneratedTextSpec(schema=SCHEMA, mode=mode, bos=BOS, eos=EOS, place=PLACE))
         for mode in ("tabular", "grouped")
     }
     for mode, parser in parsers.items():
@@ -95,7 +95,7 @@ def rate(count: int) -> dict[str, Any]:
 
 def growth() -> dict[str, float]:
     """Return how many times as long ten times the text takes."""
-    parser = Parser(SCHEMA, "tabular", bos=BOS, eos=EOS, place=PLACE, validation=Validation())
+    parser = Parser(GeneratedTextSpec(schema=SCHEMA, mode="tabular", bos=BOS, eos=EOS, place=PLACE))
     write = Serialiser(SCHEMA, special_tokens=(BOS, EOS))
     line = str(write(records(1)[0]))
     made = {"valid_records": lambda size: line * (size // len(line)), **HARD}

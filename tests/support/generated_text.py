@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rowmill.kinds.tables.parsing import ParsedText, Parser, PlacementColumns, Validation
+from rowmill.kinds.tables.parsing import GeneratedTextSpec, ParsedText, Parser, PlacementColumns, Validation
 from rowmill.kinds.tables.schema import Column, Mode, RecordSchema
 
 BOS, EOS = "<|im_start|>", "<|im_end|>"
@@ -227,5 +227,5 @@ def parse_generated_text(
     closed_at_end: bool = False,
 ) -> ParsedText:
     """Parse one text; for many texts, reuse a `Parser`."""
-    parser = Parser(schema, mode, bos=bos, eos=eos, place=place, validation=validation)
+    parser = Parser(GeneratedTextSpec(schema=schema, mode=mode, bos=bos, eos=eos, place=place, validation=validation))
     return parser(text, open_at_start=open_at_start, closed_at_end=closed_at_end)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
-from rowmill.kinds.tables.parsing import ParsedText, Parser, PlacementColumns, Validation
+from rowmill.kinds.tables.parsing import GeneratedTextSpec, ParsedText, Parser, PlacementColumns
 from rowmill.kinds.tables.schema import RecordSchema, SortKey
 from tests.support.recipes import Built
 from tests.support.typed_records import serialise_record
@@ -74,9 +74,9 @@ def read_back(built: Built, tokenizer: Tokenizer, form: Mapping[str, Any], datas
     told, data = known(built, dataset), form.get("data", {})
     groups = data.get("group_training_examples_by")
     order = told["order"]
-    parser = Parser(
-        schema_of(built, dataset),
-        told["mode"],
+    meant = GeneratedTextSpec(
+        schema=schema_of(built, dataset),
+        mode=told["mode"],
         bos=told["frame"]["bos_text"],
         eos=told["frame"]["eos_text"],
         place=PlacementColumns(
@@ -84,9 +84,9 @@ def read_back(built: Built, tokenizer: Tokenizer, form: Mapping[str, Any], datas
             order_column=data.get("order_training_examples_by"),
             order=None if order is None else SortKey(order),
         ),
-        validation=Validation(),
         wire=told["wire"],
     )
+    parser = Parser(meant)
     return [parser(text) for text in trained_texts(built, tokenizer, dataset)]
 
 

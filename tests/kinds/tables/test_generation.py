@@ -108,7 +108,7 @@ def test_series_ends_at_its_stop_or_its_bound() -> None:
     result = run(perfect)
     assert times(result) == [clock(hour) for hour in range(3, 10)]
     assert result.status == "complete"
-    assert [(one.status, one.rounds, one.records) for one in result.series] == [("completed", 7, 7)]
+    assert [(one.status, one.rounds, len(one.records)) for one in result.series] == [("completed", 7, 7)]
 
     result = run(lambda prompts: [continued(prompt, 20) for prompt in prompts], samples_per_prompt=1)
     assert times(result) == [clock(hour) for hour in range(3, 10)]
@@ -127,7 +127,7 @@ def test_series_ends_at_its_stop_or_its_bound() -> None:
 
     begun = Prefill({"g": "A"}, (line("A", 5),), 5, None, 10)
     result = run(lambda prompts: [line("A", 5)] * len(prompts), [begun], trained(ELAPSED, None), samples_per_prompt=1)
-    assert (result.series[0].status, result.series[0].records) == ("capped", 20)
+    assert (result.series[0].status, len(result.series[0].records)) == ("capped", 20)
 
 
 def test_series_whose_completions_or_backend_fail_are_left_out_alone() -> None:

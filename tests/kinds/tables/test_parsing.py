@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
-from rowmill.kinds.tables.parsing import ParsedText, Parser, PlacementColumns, Validation
+from rowmill.kinds.tables.parsing import GeneratedTextSpec, ParsedText, Parser, PlacementColumns, Validation
 from rowmill.kinds.tables.schema import ELAPSED, TIME_OF_DAY, Column, Mode, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import Serialiser
 from tests.support.generated_text import parse_generated_text
@@ -36,8 +36,12 @@ def parse(text: str, mode: Mode = "tabular", place: Any = None, **options: Any) 
     repairs = {name: options.pop(name) for name in REPAIRS if name in options}
     schema = options.pop("schema", SCHEMA)
     default = {"tabular": PlacementColumns(), "grouped": GROUPED, "sequential": GROUPED}[mode]
-    parser = Parser(schema, mode, bos=BOS, eos=EOS, place=place or default, validation=Validation(**repairs))
+    parser = make_parser(schema, mode, bos=BOS, eos=EOS, place=place or default, validation=Validation(**repairs))
     return parser(text, **options)
+
+
+def make_parser(schema: RecordSchema, mode: Mode, **options: Any) -> Parser:
+    return Parser(GeneratedTextSpec(schema=schema, mode=mode, **options))
 
 
 def classes(parsed: ParsedText) -> list[str]:
@@ -214,7 +218,7 @@ def test_order_value_that_is_unreadable_has_its_own_reason_and_bos_must_not_be_e
     assert classes(parse(text, "grouped", place, schema=schema)) == ["group_has_invalid", "timestamp", "order_missing"]
 
     with pytest.raises(ConfigError, match="with groups they must differ"):
-        Parser(SCHEMA, "grouped", bos=EOS, eos=EOS, place=GROUPED, validation=Validation())
+        make_parser(SCHEMA, "grouped", bos=EOS, eos=EOS, place=GROUPED, validation=Validation())
 
 
 # ── Series ─────────────────────────────────────────────────────────────────────────────────────────
@@ -263,7 +267,7 @@ def test_series_of_times_of_day_follows_the_day_of_the_position_before_it() -> N
 def test_series_of_another_group_or_after_an_end_is_rejected() -> None:
     assert classes(parse(series(0), "sequential", group={"g": "b"})) == ["group_mixed_key"]
 
-    parser = Parser(SCHEMA, "sequential", bos=EOS, eos=EOS, place=GROUPED, validation=Validation())
+    parser = make_parser(SCHEMA, "sequential", bos=EOS, eos=EOS, place=GROUPED, validation=Validation())
 
     assert classes(parser(f"{EOS}{series(0, 1)}{EOS}{series(2)}")) == ["record", "record", "after_failure"]
 
@@ -292,7 +296,7 @@ class CountedSchema(RecordSchema):
 @pytest.mark.parametrize("mode", ["tabular", "grouped", "sequential"])
 def test_schema_is_compiled_once_however_many_records_there_are(mode: Mode) -> None:
     schema = CountedSchema(SCHEMA.columns)
-    parser = Parser(schema, mode, bos=BOS, eos=EOS, place=GROUPED, validation=Validation())
+    parser = make_parser(schema, mode, bos=BOS, eos=EOS, place=GROUPED, validation=Validation())
     write = Serialiser(schema, special_tokens=(EOS,))
     looks = CountedSchema.looks
     parsed = parser(BOS + series(*range(500)) + "{}" + EOS)
@@ -344,7 +348,7 @@ def test_serialised_records_are_parsed_back_whatever_the_delimiters_between_them
     serialiser = Serialiser(schema, special_tokens=SPECIAL)
     lines = [str(serialiser(record)) for record in written]
     between = data.draw(st.sampled_from(["", BOS, EOS, "\r\n", "  "]))
-    parser = Parser(schema, "tabular", bos=BOS, eos=EOS, place=PlacementColumns(), validation=Validation())
+    parser = make_parser(schema, "tabular", bos=BOS, eos=EOS, place=PlacementColumns(), validation=Validation())
     parsed = parser(between.join(lines))
 
     assert [serialiser(record) for record in parsed.records] == lines

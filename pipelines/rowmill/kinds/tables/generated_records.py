@@ -13,13 +13,12 @@ servers report that they removed the EOS.
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -31,14 +30,20 @@ from rowmill.core.stage_names import CANONICAL_ROWS, GENERATED_SERIES, PARSED_RE
 from rowmill.core.storage import read_tables
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.joint_rows import KindContext, ParsedFiles
-from rowmill.kinds.tables import generation, parsing
+from rowmill.kinds.tables import generation
 from rowmill.kinds.tables.comparison import compare_with_train
 from rowmill.kinds.tables.generation import Generation, Prefill, PromptText, TrainedModel
 from rowmill.kinds.tables.options import Records, require_records
-from rowmill.kinds.tables.parsing import Parser, PlacementColumns, SpanCounts, Validation
+from rowmill.kinds.tables.parsing import (
+    GeneratedTextSpec,
+    Parser,
+    PlacementColumns,
+    SpanCounts,
+    merge_span_counts,
+)
 from rowmill.kinds.tables.partitions import NO_KEY, group_sort_key
-from rowmill.kinds.tables.schema import Mode, Record, RecordSchema, SortKey, Value
-from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, Wire, read_json
+from rowmill.kinds.tables.schema import Record, RecordSchema, SortKey, Value
+from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, read_json
 from rowmill.parts.accounts import RejectLog, count_accounts, sort_by_count
 from rowmill.parts.context import StageOutput, collect_samples, compute_share
 from rowmill.parts.functions import MappedParts, PartInputs, PartPlace, PartResult, part_function
@@ -61,24 +66,6 @@ PARSED = make_required_schema(stage=pa.string(), text_id=pa.string(), number=pa.
 
 
 @dataclass(frozen=True, slots=True)
-class GeneratedTextSpec:
-    """The expected form of a text, from `tokenized_examples`; sent to workers."""
-
-    schema: str
-    mode: Mode
-    wire: Wire
-    bos: str
-    eos: str
-    place: PlacementColumns
-    validation: str
-
-    @property
-    def record_schema(self) -> RecordSchema:
-        """The columns."""
-        return RecordSchema.from_json(orjson.loads(self.schema))
-
-
-@dataclass(frozen=True, slots=True)
 class ParseInputs(PartInputs):
     """A part of a file to parse."""
 
@@ -98,49 +85,34 @@ class ParseInputs(PartInputs):
         return self.part.length
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedText:
-    """A generated text, or the reject of the record that should hold it."""
-
-    text_id: str
-    text: str
-    is_closed: bool
-    rejected: Rejected | None = None
-    raw: bytes = b""
-
-
 @lru_cache(maxsize=2)
 def _open_parser(meant: GeneratedTextSpec) -> tuple[Parser, Serialiser]:
     """Open parser and serializer, once per worker."""
-    parser = Parser(
-        meant.record_schema, meant.mode, bos=meant.bos, eos=meant.eos, place=meant.place,
-        validation=Validation.model_validate_json(meant.validation), wire=meant.wire,
-    )  # fmt: skip
-    return parser, Serialiser(meant.record_schema, special_tokens=())
+    return Parser(meant), Serialiser(meant.schema, special_tokens=())
 
 
-def read_texts(part: sources.SourcePart, base: Path) -> Iterator[GeneratedText]:
-    """Yield the texts of a part."""
+def read_texts(part: sources.SourcePart, base: Path, log: RejectLog) -> Iterator[tuple[str, str, bool]]:
+    """Yield the id of each text of a part, the text, and whether EOS closed it; reject records that hold none."""
     if sources.find_file_format(part.reader).has_documents:
         # Invalid characters are replaced, so that they do not lose the other records.
         [line] = sources.read_part_bytes(part, base).split(b"\n")[:1]
-        yield GeneratedText(f"{part.part_id}:0", json.loads(line.decode("utf-8", "replace"))["text"], is_closed=False)
+        yield f"{part.part_id}:0", json.loads(line.decode("utf-8", "replace"))["text"], False
         return
     for record in sources.read_records(part, base):
         name = f"{part.part_id}:{record.number}"
-        if record.rejected is not None or record.value is None:
-            yield GeneratedText(name, "", is_closed=False, rejected=record.rejected, raw=record.raw)
-        else:
-            choices = record.value.get("choices")
-            entries: list[Json] = choices if isinstance(choices, list) else [record.value]
-            for number, entry in enumerate(entries):
-                text = entry.get("text") if type(entry) is dict else None
-                text_id = f"{name}.{number}" if isinstance(choices, list) else name
-                if isinstance(text, str):
-                    yield GeneratedText(text_id, text, is_closed=entry.get("finish_reason") == "stop")
-                else:
-                    rejected = Rejected("missing_field", "neither text nor choices with a text each")
-                    yield GeneratedText(text_id, "", is_closed=False, rejected=rejected, raw=record.raw)
+        if record.value is None:
+            assert record.rejected is not None
+            log.add(name, record.rejected, record.raw)
+            continue
+        choices = record.value.get("choices")
+        entries: list[Json] = choices if isinstance(choices, list) else [record.value]
+        for number, entry in enumerate(entries):
+            text_id = f"{name}.{number}" if isinstance(choices, list) else name
+            text = entry.get("text") if type(entry) is dict else None
+            if isinstance(text, str):
+                yield text_id, text, entry.get("finish_reason") == "stop"
+            else:
+                log.add(text_id, Rejected("missing_field", "neither text nor choices with a text each"), record.raw)
 
 
 @part_function(version=1)
@@ -150,19 +122,16 @@ def parse_texts(inputs: ParseInputs, place: PartPlace) -> PartResult:
     log = RejectLog(PARSED_RECORDS)
     ids, numbers, lines = list[str](), list[int](), list[str]()
     reports: list[SpanCounts] = []
-    for text in read_texts(inputs.part, inputs.base):
-        if text.rejected is not None:
-            log.add(text.text_id, text.rejected, text.raw)
-            continue
-        parsed = parser(text.text, open_at_start=True, closed_at_end=text.is_closed)
+    for text_id, text, is_closed in read_texts(inputs.part, inputs.base, log):
+        parsed = parser(text, open_at_start=True, closed_at_end=is_closed)
         reports.append(parsed.report)
-        ids += [text.text_id] * len(parsed.records)
+        ids += [text_id] * len(parsed.records)
         numbers += range(len(parsed.records))
         lines += write_records(parsed.records, write)
         for number, span in enumerate(one for one in parsed.spans if one.kind == "invalid"):
-            raw = text.text[span.start : span.end].encode("utf-8", "surrogatepass")
-            log.add(f"{text.text_id}#{number}", Rejected(span.reason, span.column), raw)
-    report = parsing.merge_span_counts(reports)
+            raw = text[span.start : span.end].encode("utf-8", "surrogatepass")
+            log.add(f"{text_id}#{number}", Rejected(span.reason, span.column), raw)
+    report = merge_span_counts(reports)
     facts = {
         "texts": len(reports),
         "kept": report.valid,
@@ -215,7 +184,7 @@ def expected_texts(context: KindContext) -> GeneratedTextSpec:
     interval = recorded["interval_seconds"] if seconds is None else str(seconds)
     exact = None if interval is None else Decimal(interval)
     return GeneratedTextSpec(
-        schema=orjson.dumps(recorded["schema"]).decode(),
+        schema=RecordSchema.from_json(recorded["schema"]),
         mode=recorded["mode"],
         wire=recorded["wire"],
         bos=recorded["frame"]["bos_text"],
@@ -223,7 +192,7 @@ def expected_texts(context: KindContext) -> GeneratedTextSpec:
         place=PlacementColumns(
             form.group_columns, form.order_column, order, int(exact) if exact is not None and exact % 1 == 0 else exact
         ),
-        validation=generation.validation.model_dump_json(),
+        validation=generation.validation,
     )
 
 
@@ -306,7 +275,7 @@ def make_parsed_records(context: KindContext, scans: Sequence[FileScan]) -> Stag
 
 def sum_reports(parts: Sequence[Part]) -> SpanCounts:
     """Sum the counts by class over parts."""
-    return SpanCounts(*(sum_counts(part.facts[fact] for part in parts) for fact in ("items", "characters")))
+    return merge_span_counts([SpanCounts(part.facts["items"], part.facts["characters"]) for part in parts])
 
 
 def tabulate_classes(report: SpanCounts) -> DisplayTable:
@@ -349,14 +318,9 @@ def load_trained_model(context: KindContext) -> TrainedModel:
     frame = recorded["frame"]
     encoder = Encoder(stored_tokenizers.open_recipe_tokenizer(context)[0])
     return TrainedModel(
-        mode=meant.mode,
-        schema=meant.record_schema,
-        place=meant.place,
+        **{one.name: getattr(meant, one.name) for one in fields(meant)},
         prompt=PromptText(frame["prompt_text"] + frame["bos_text"], (*frame["prompt_ids"], frame["bos_id"])),
-        bos=meant.bos,
-        eos=meant.eos,
         special_tokens=tuple(frame["special_tokens"]),
-        wire=meant.wire,
         max_seq_length=context.limit,
         longest_example=recorded["longest_example"],
         longest_group=recorded["longest_group"],
@@ -401,7 +365,7 @@ def make_generated_series(context: KindContext) -> StageOutput:
     tables = {"classes": DisplayTable(("class", "items"), tuple(sort_by_count(result.counts)))}
     if result.series:
         worst = sorted(result.series, key=lambda one: (one.status != "failed", one.source))[:30]
-        shown = tuple((one.source, one.status, one.records, one.rounds, one.error[:200]) for one in worst)
+        shown = tuple((one.source, one.status, len(one.records), one.rounds, one.error[:200]) for one in worst)
         tables["series"] = DisplayTable(("series", "status", "records", "rounds", "last_error"), shown)
     return StageOutput(
         parts=[part],

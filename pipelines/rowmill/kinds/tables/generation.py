@@ -21,13 +21,12 @@ from rowmill.core.completions import URL_PATTERN, CompletionsServer, read_api_ke
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, GenerationError, require_code_permission
 from rowmill.core.permutation import hash_labels
-from rowmill.kinds.tables.parsing import ParsedText, Parser, PlacementColumns, Validation, merge_span_counts
-from rowmill.kinds.tables.schema import DAY, Mode, Position, Record, RecordSchema, Value
+from rowmill.kinds.tables.parsing import GeneratedTextSpec, ParsedText, Parser, Validation, merge_span_counts
+from rowmill.kinds.tables.schema import DAY, Position, Record, RecordSchema, Value
 from rowmill.kinds.tables.serialization import (
     RecordDecoder,
     RecordProblem,
     Serialiser,
-    Wire,
     read_json,
 )
 from rowmill.schema.facts import SpanCounts
@@ -367,33 +366,20 @@ _LENGTH_MARGIN = 1.2
 """Maximum tokens of a completion, as a multiple of the longest training example."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainedModel:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedModel(GeneratedTextSpec):
     """What generation needs to know of a model's training data.
 
     `prompt` is the generation prompt, BOS included; `encode` returns a record's tokens as in training;
     `longest_example` is in tokens, `longest_group` in records.
     """
 
-    mode: Mode
-    schema: RecordSchema
-    place: PlacementColumns
     prompt: PromptText
-    bos: str
-    eos: str
     special_tokens: tuple[str, ...]
-    wire: Wire
     max_seq_length: int
     longest_example: int
     longest_group: int
     encode: Callable[[str], Sequence[int]]
-
-    def parser(self, options: Generation) -> Parser:
-        """Return the parser of this model's output."""
-        return Parser(
-            self.schema, self.mode, bos=self.bos, eos=self.eos, place=self.place, validation=options.validation,
-            wire=self.wire,
-        )  # fmt: skip
 
     @property
     def prompt_length(self) -> int:
@@ -431,17 +417,6 @@ class RejectedObject:
 
 
 @dataclass(frozen=True, slots=True)
-class SeriesOutcome:
-    """Outcome of one series; `error` is the backend's last failure, empty if it never failed."""
-
-    source: str
-    status: SeriesStatus
-    rounds: int
-    records: int
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
 class GenerationResult:
     """Result of generation.
 
@@ -453,7 +428,7 @@ class GenerationResult:
     records: Sequence[Record]
     rejected: Sequence[RejectedObject]
     counts: Mapping[str, int]
-    series: Sequence[SeriesOutcome] = ()
+    series: "Sequence[SeriesState]" = ()
     error: str = ""
 
 
@@ -499,7 +474,7 @@ def generate_records(
     Groups stay whole, so there may be a few records more. Of `patience` consecutive batches at least one adds a record,
     or generation ends: there are at most `patience` × (`num_records` + 1) batches.
     """
-    parser = model.parser(options)
+    parser = Parser(model)
     tally = GenerationTally()
     records: list[Record] = []
     batches = bad_batches = 0
@@ -524,7 +499,7 @@ def generate_records(
                 tally.count_rejected_spans(parsed[-1], text, "")
         error = next((describe_error(answer) for answer in answers if isinstance(answer, Exception)), error)
         found = [record for completion in parsed for record in completion.records]
-        report = merge_span_counts(completion.report for completion in parsed)
+        report = merge_span_counts([completion.report for completion in parsed])
         is_bad = is_bad_round(report, accepted=len(found), options=options)
         batches, bad_batches = batches + 1, bad_batches + 1 if is_bad else 0
         records += found
@@ -782,7 +757,7 @@ def generate_series(
         # A private series has only a number (without groups there is one, unnumbered).
         numbers = range(1, len(prefills) + 1)
         prefills = [Prefill({}, (), name=f"series-{i}" if model.place.group_columns else "") for i in numbers]
-    shared = SeriesContext(model, options, model.parser(options), serialise, style)
+    shared = SeriesContext(model, options, Parser(model), serialise, style)
     series = [start_series(prefill, shared, start=start, stop=stop, where=where) for prefill in prefills]
     waiting = [state for state in series if state.status is None]
     while waiting:
@@ -825,7 +800,4 @@ def generate_series(
     status: Literal["complete", "partial", "failed"] = "complete" if not failed else "partial"
     if failed and len(failed) == len(series):
         status = "failed"
-    outcomes = [
-        SeriesOutcome(one.source, one.status or "failed", one.rounds, len(one.records), one.error) for one in series
-    ]
-    return GenerationResult(status, records, rejected, dict(sorted(counts.items())), outcomes)
+    return GenerationResult(status, records, rejected, dict(sorted(counts.items())), series)

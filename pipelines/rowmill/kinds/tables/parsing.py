@@ -10,8 +10,8 @@ per `Parser`.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Literal
 
@@ -21,6 +21,7 @@ from rowmill.core.json import Json
 from rowmill.kinds.tables.schema import MAX_DEPTH, MAX_DIGITS, Mode, Position, Record, RecordSchema, SortKey, Value
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Wire, refuse_constant
 from rowmill.schema.facts import SpanCounts
+from rowmill.schema.ledger import sum_counts
 
 SpanKind = Literal["record", "invalid", "delimiter", "prose", "truncated"]
 
@@ -71,17 +72,9 @@ class ParsedText:
     positions: Sequence[Position] = ()
 
 
-def merge_span_counts(reports: Iterable[SpanCounts]) -> SpanCounts:
+def merge_span_counts(reports: Sequence[SpanCounts]) -> SpanCounts:
     """Add up the counts of several texts."""
-    items, characters = Counter[str](), Counter[str]()
-    for report in reports:
-        items.update(report.items)
-        characters.update(report.characters)
-    return _sort_counts(items, characters)
-
-
-def _sort_counts(items: Counter[str], characters: Counter[str]) -> SpanCounts:
-    return SpanCounts({name: items[name] for name in sorted(items)}, {name: characters[name] for name in sorted(items)})
+    return SpanCounts(sum_counts(one.items for one in reports), sum_counts(one.characters for one in reports))
 
 
 # ── Objects in a text, found in one pass and in time linear in it ──────────────────────────────────
@@ -428,35 +421,35 @@ def validate_series(
     return records, positions
 
 
-class Parser:
-    """Parses generated texts of one schema and mode.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratedTextSpec:
+    """The expected form of generated texts: what a model was trained on, and how its groups are repaired.
 
     `bos` and `eos` are the texts of the delimiters; `place` names the columns that group and order records.
     """
 
-    def __init__(
-        self,
-        schema: RecordSchema,
-        mode: Mode,
-        *,
-        bos: str,
-        eos: str,
-        place: PlacementColumns,
-        validation: Validation,
-        wire: Wire = "lossless",
-    ) -> None:
-        if mode == "grouped" and bos == eos:
+    schema: RecordSchema
+    mode: Mode
+    bos: str
+    eos: str
+    place: PlacementColumns
+    validation: Validation = field(default_factory=Validation)
+    wire: Wire = "lossless"
+
+
+class Parser:
+    """Parses generated texts of one form."""
+
+    def __init__(self, meant: GeneratedTextSpec) -> None:
+        if meant.mode == "grouped" and meant.bos == meant.eos:
             raise ConfigError(
-                f"tokens: BOS and EOS are both {bos!r}; with groups they must differ; set tokens.bos or tokens.eos"
+                f"tokens: BOS and EOS are both {meant.bos!r}; with groups they must differ; set tokens.bos or "
+                "tokens.eos"
             )
-        self._mode: Mode = mode
-        self._bos = bos
-        self._eos = eos
-        self._place = place
-        self._validation = validation
-        self._read = RecordDecoder(schema, wire=wire)
+        self._meant = meant
+        self._read = RecordDecoder(meant.schema, wire=meant.wire)
         self._scanner = ObjectScanner()
-        texts = sorted({one for one in (bos, eos) if one}, key=len, reverse=True)
+        texts = sorted({one for one in (meant.bos, meant.eos) if one}, key=len, reverse=True)
         self._delimiter = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
     def __call__(
@@ -474,6 +467,7 @@ class Parser:
         it. In sequential mode `group` is the key that all records must have, `after` the position of the record
         before the first one.
         """
+        meant, place = self._meant, self._meant.place
         spans: list[TextSpan] = []
         pieces: list[DelimitedSpans] = []
         start, is_begun, has_objects = 0, open_at_start, False
@@ -481,34 +475,34 @@ class Parser:
             scanned = self._scan_spans(text, start, found.start())
             has_objects = has_objects or any(span.kind in {"record", "invalid"} for span in scanned)
             # Where both delimiters are the same text, the first one only begins.
-            is_end = found[0] == self._eos and (found[0] != self._bos or has_objects)
+            is_end = found[0] == meant.eos and (found[0] != meant.bos or has_objects)
             pieces.append(DelimitedSpans(scanned, is_begun, is_end))
             spans += scanned
             spans.append(TextSpan(found.start(), found.end(), "delimiter"))
-            start, is_begun = found.end(), found[0] == self._bos
+            start, is_begun = found.end(), found[0] == meant.bos
         pieces.append(DelimitedSpans(self._scan_spans(text, start, len(text)), is_begun, closed_at_end))
         spans += pieces[-1].spans
         records: list[Record] = []
         positions: list[Position] = []
-        match self._mode:
+        match meant.mode:
             case "tabular":
                 records = [span.record for span in spans if span.record is not None]
             case "grouped":
                 for piece in pieces:
-                    records += validate_group(piece, self._place, self._validation)
+                    records += validate_group(piece, place, meant.validation)
             case "sequential":
-                records, positions = validate_series(pieces, self._place, group=group, after=after)
+                records, positions = validate_series(pieces, place, group=group, after=after)
         items, characters = Counter[str](), Counter[str]()
         for span in spans:
             name = f"invalid:{span.reason}" if span.reason else span.kind
             items[name] += 1
             characters[name] += span.end - span.start
-        return ParsedText(spans, records, _sort_counts(items, characters), positions)
+        return ParsedText(spans, records, SpanCounts(sum_counts([items]), sum_counts([characters])), positions)
 
     def _scan_spans(self, text: str, start: int, end: int) -> list[TextSpan]:
         """Scan a piece and decode its objects; a span is a record if its object is valid by itself."""
         spans: list[TextSpan] = []
-        place = self._place
+        place = self._meant.place
         for span, value in self._scanner.scan(text, start, end):
             spans.append(span)
             if span.kind != "record":

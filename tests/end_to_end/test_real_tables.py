@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 
 from rowmill.core.errors import ConfigError, ContextOverflowError
 from rowmill.kinds.tables.inference import describe_column_contract
-from rowmill.kinds.tables.record_tokens import Encode, PromptFrame, Vocabulary, build_prompt_frame
+from rowmill.kinds.tables.options import Records
+from rowmill.kinds.tables.record_tokens import Encode, PromptFrame, build_prompt_frame
 from rowmill.kinds.tables.schema import Column, RecordSchema
 from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.tokenization.tokenizer import Encoder, LoadedTokenizer, open_tokenizer
@@ -175,21 +176,19 @@ def loaded_of(real_data: Path, name: str) -> LoadedTokenizer:
     return open_tokenizer(str(real_data / "tokenizers" / name), Path("/"))
 
 
-def opened(real_data: Path, name: str) -> tuple[Vocabulary, Encode]:
+def framed(
+    real_data: Path,
+    name: str,
+    schema: RecordSchema = PAGE,
+    group: str | None = "customer_id",
+    tokens: dict[str, Any] | None = None,
+    **prompt: Any,
+) -> PromptFrame:
     loaded = loaded_of(real_data, name)
-    card, encoder = loaded.card, Encoder(loaded, fast_path=False)
-    special = {content: number for number, content, is_special in card.added if is_special}
-    vocabulary = Vocabulary(name, card.vocab_size, card.bos_id, card.eos_id, card.adds_bos, special)
-    return vocabulary, lambda text: encoder.reference.encode(text, add_special_tokens=False).ids
-
-
-def framed(vocabulary: Vocabulary, encode: Encode, **changes: Any) -> PromptFrame:
-    options: dict[str, Any] = {
-        "style": "keys", "template": None, "add_bos": "auto", "add_eos": "auto", "bos": "auto", "eos": "auto",
-        "is_grouped": True, "where": "format",
-    }  # fmt: skip
-    schema = changes.pop("schema", PAGE)
-    return build_prompt_frame(schema, vocabulary, encode, **options | changes)
+    encoder = Encoder(loaded, fast_path=False)
+    given: dict[str, Any] = {"data": {"group_training_examples_by": group}, "tokens": tokens or {}, "prompt": prompt}
+    encode: Encode = lambda text: encoder.reference.encode(text, add_special_tokens=False).ids  # noqa: E731
+    return build_prompt_frame(schema, loaded.card, encode, Records(**given), tokenizer=name, where="format")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +200,7 @@ def framed(vocabulary: Vocabulary, encode: Encode, **changes: Any) -> PromptFram
     ],
 )
 def test_delimiters_of_the_pinned_tokenizers(real_data: Path, name: str, pair: tuple[int, int], leads: bool) -> None:
-    made = framed(*opened(real_data, name))
+    made = framed(real_data, name)
 
     assert (made.bos_id, made.eos_id) == pair
     assert (made.prompt_ids[0] == pair[0]) is leads
@@ -210,17 +209,16 @@ def test_delimiters_of_the_pinned_tokenizers(real_data: Path, name: str, pair: t
 
 
 def test_tokenizer_with_equal_bos_and_eos_is_refused_only_for_groups(real_data: Path) -> None:
-    vocabulary, encode = opened(real_data, "gpt2")
     with pytest.raises(ConfigError, match=r"bos and eos are both '<\|endoftext\|>'"):
-        framed(vocabulary, encode)
-    made = framed(vocabulary, encode, is_grouped=False)
+        framed(real_data, "gpt2")
+    made = framed(real_data, "gpt2", group=None)
     assert (made.bos_id, made.eos_id) == (50256, 50256)
 
 
 @pytest.mark.campaign
 def test_reference_prompts_are_those_of_the_original(real_data: Path) -> None:
     names = ("smollm3", "qwen3", "tinyllama")
-    smol, qwen, tiny = (framed(*opened(real_data, name), style="reference") for name in names)
+    smol, qwen, tiny = (framed(real_data, name, style="reference") for name in names)
     columns = '"customer_id":<unk>,"date":<unk>,"amount":<unk>,"category":<unk>'
     asked = f"Generate a JSONL dataset with the following columns:  {columns}"
     assert smol.prompt_text + smol.bos_text == f"<|im_start|>user\n {asked} <|im_end|> \n assistant\n<|im_start|>"
@@ -233,7 +231,7 @@ def test_reference_prompts_are_those_of_the_original(real_data: Path) -> None:
 @pytest.mark.campaign
 def test_reference_prompt_of_two_columns_has_the_ids_of_the_original(real_data: Path) -> None:
     schema = RecordSchema((Column("a", "string"), Column("b", "string")))
-    made = framed(*opened(real_data, "smollm3"), style="reference", schema=schema)
+    made = framed(real_data, "smollm3", style="reference", schema=schema)
     ids = (
         "128011 882 198 20400 264 4823 43 10550 449 279 2768 8310 25 220 330 64 794 27 3200 29 1359 65 794 27 3200 29 "
         "220 128012 720 18328 198"
@@ -244,14 +242,14 @@ def test_reference_prompt_of_two_columns_has_the_ids_of_the_original(real_data: 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"bos": "no such token"}, "not one special token"),
-        ({"bos": 10**9}, "not the id of a special token"),
+        ({"tokens": {"bos": "no such token"}}, "not one special token"),
+        ({"tokens": {"bos": 10**9}}, "not the id of a special token"),
         ({"add_bos": True}, "the tokenizer has no such token"),
     ],
 )
 def test_invalid_prompt_frame_is_a_config_error(real_data: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        framed(*opened(real_data, "qwen3"), **changes)
+        framed(real_data, "qwen3", **changes)
 
 
 @pytest.mark.parametrize("name", mark_all_but(["tinyllama", "gpt2"], ["smollm3", "tinyllama", "qwen3", "gpt2"]))

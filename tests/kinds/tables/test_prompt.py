@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from rowmill.core.errors import ConfigError
-from rowmill.kinds.tables.record_tokens import FAMILIES, PromptFrame, Vocabulary, build_prompt_frame
+from rowmill.kinds.tables.options import Delimiters, Records
+from rowmill.kinds.tables.record_tokens import FAMILIES, PromptFrame, build_prompt_frame
 from rowmill.kinds.tables.schema import Column, RecordSchema
+from rowmill.tokenization.tokenizer import TokenizerCard
 
 SCHEMA = RecordSchema((Column("a", "string"), Column("b", "integer")))
 ASKED = 'Generate a JSONL dataset with the following columns:  "a":<unk>,"b":<unk>'
@@ -24,12 +26,14 @@ def framed(name: str, own: tuple[str | None, str], *others: str, **changes: Any)
     texts = list(dict.fromkeys(text for text in (*own, *others) if text is not None))
     special = {text: number for number, text in enumerate(texts)}
     begins = None if own[0] is None else special[own[0]]
-    vocabulary = Vocabulary(name, 1 << 21, begins, special[own[1]], adds_bos=True, special=special)
-    options: dict[str, Any] = {
-        "style": "reference", "template": None, "add_bos": "auto", "add_eos": "auto", "bos": "auto", "eos": "auto",
-        "is_grouped": True, "where": "format",
-    }  # fmt: skip
-    return build_prompt_frame(SCHEMA, vocabulary, lambda text: _encoded(text, special), **options | changes)
+    card = TokenizerCard(
+        digest="", files={}, vocab_size=1 << 21, bos_id=begins, eos_id=special[own[1]], pad_id=None, special_tokens={},
+        added=tuple((number, text, True) for text, number in special.items()), chat_template=None, adds_bos=True,
+        adds_eos=False, byte_level=False, engine="", engine_version=None, refused={},
+    )  # fmt: skip
+    options: dict[str, Any] = {"data": {"group_training_examples_by": "a"}, "prompt": {"style": "reference"}}
+    form = Records(**options, tokens=Delimiters(**changes))
+    return build_prompt_frame(SCHEMA, card, lambda text: _encoded(text, special), form, tokenizer=name, where="format")
 
 
 def _encoded(text: str, special: dict[str, int]) -> list[int]:

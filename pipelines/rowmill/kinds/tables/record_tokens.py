@@ -13,11 +13,11 @@ The generation prompt, prompt and first BOS, is token for token the start of eve
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import orjson
@@ -29,7 +29,7 @@ from rowmill.core.arrays import compute_offsets, find_distinct, flatten_lists, m
 from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import File, Store, digest_json
-from rowmill.kinds.tables.options import Records
+from rowmill.kinds.tables.options import Prompt, Records
 from rowmill.kinds.tables.partition_plan import DELIMITERS_PER_UNIT, FLUSHES, PartitionPlan
 from rowmill.kinds.tables.partitions import RowIndex, RowPart, read_row_column
 from rowmill.kinds.tables.schema import Column, RecordSchema
@@ -58,7 +58,7 @@ from rowmill.tokenization import encoded_batch
 from rowmill.tokenization.encoded_batch import TokenizationCounts
 from rowmill.tokenization.reference_sample import ReferenceSample
 from rowmill.tokenization.stored_tokenizers import open_encoder
-from rowmill.tokenization.tokenizer import Encoder
+from rowmill.tokenization.tokenizer import Encoder, TokenizerCard
 from rowmill.tokenization.vocabulary import RoundTripDecoder, read_sentencepiece_bytes, read_token_bytes
 
 # ── Prompt ───────────────────────────────────────────────────────────────────────────────────────────
@@ -106,22 +106,6 @@ Encode = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """The properties of a tokenizer that the prompt depends on."""
-
-    name: str
-    size: int
-    bos_id: int | None
-    eos_id: int | None
-    adds_bos: bool
-    special: Mapping[str, int]
-
-    def text_of(self, token_id: int) -> str | None:
-        """Return the text of a special token."""
-        return next((text for text, own in self.special.items() if own == token_id), None)
-
-
-@dataclass(frozen=True, slots=True)
 class PromptFrame:
     """Prompt and delimiters of every example, as ids and as text.
 
@@ -143,79 +127,77 @@ class PromptFrame:
 
 
 def build_prompt_frame(
-    schema: RecordSchema,
-    vocabulary: Vocabulary,
-    encode: Encode,
-    *,
-    style: Literal["keys", "names", "reference"],
-    template: str | None,
-    add_bos: Literal["auto"] | bool,
-    add_eos: Literal["auto"] | bool,
-    bos: str | int,
-    eos: str | int,
-    is_grouped: bool,
-    where: str,
+    schema: RecordSchema, card: TokenizerCard, encode: Encode, form: Records, *, tokenizer: str, where: str
 ) -> PromptFrame:
-    """Build the prompt and choose the delimiters."""
-    family: ModelFamily | None = None
-    if style == "reference" and template is None:
-        tokenizer = vocabulary.name.lower()
-        family = next((choice for choice in FAMILIES if any(part in tokenizer for part in choice.names)), None)
+    """Build the prompt and choose the delimiters; `tokenizer` is the name that the recipe calls it by."""
+    prompt, family = form.prompt, None
+    if prompt.style == "reference" and prompt.template is None:
+        family = next((one for one in FAMILIES if any(part in tokenizer.lower() for part in one.names)), None)
         if family is None:
             raise ConfigError(
-                f"{where}.prompt.style: reference has no template for the tokenizer {vocabulary.name!r}, only for "
+                f"{where}.prompt.style: reference has no template for the tokenizer {tokenizer!r}, only for "
                 f"{', '.join(choice.names[0] for choice in FAMILIES)}; set prompt.template, or another style"
             )
-    bos_id, bos_text = _resolve_delimiter("bos", bos, vocabulary, encode, where, family)
-    eos_id, eos_text = _resolve_delimiter("eos", eos, vocabulary, encode, where, family)
-    if is_grouped and bos_id == eos_id:
+    bos_id, bos_text = _resolve_delimiter("bos", form.tokens.bos, card, encode, where, family)
+    eos_id, eos_text = _resolve_delimiter("eos", form.tokens.eos, card, encode, where, family)
+    if form.mode == "grouped" and bos_id == eos_id:
         raise ConfigError(
             f"{where}.tokens: bos and eos are both {bos_text!r} ({bos_id}); with groups they must "
             "differ; set tokens.bos or tokens.eos"
         )
-    special = tuple(dict.fromkeys([bos_text, eos_text, *vocabulary.special]))
-    body, leads, trails = _format_prompt_body(schema, vocabulary, style, template, special, where, family)
-    first = _resolve_prompt_delimiter(
-        "add_bos", add_bos, bos_id if style == "reference" else vocabulary.bos_id, leads, where
-    )
-    last = _resolve_prompt_delimiter(
-        "add_eos", add_eos, eos_id if style == "reference" else vocabulary.eos_id, trails, where
-    )
-    prompt_ids = (*first, *encode(body), *last)
-    texts = {bos_id: bos_text, eos_id: eos_text}
-    around = [texts.get(token) or vocabulary.text_of(token) or "" for token in (*first, *last)]
-    prompt_text = "".join([*around[: len(first)], body, *around[len(first) :]])
+    ids = _find_special_tokens(card)
+    special = tuple(dict.fromkeys([bos_text, eos_text, *ids]))
+    body = _format_prompt_body(schema, prompt, family, special, where)
+    # The ids around the prompt: `auto` puts them there as the family does, or a BOS if the tokenizer adds one itself.
+    leads, trails = (card.adds_bos, False) if family is None else (family.adds_bos, family.adds_eos)
+    own = (bos_id, eos_id) if prompt.style == "reference" else (card.bos_id, card.eos_id)
+    around: list[tuple[int, ...]] = []
+    for option, wanted, by_itself, token in (
+        ("add_bos", prompt.add_bos, leads, own[0]),
+        ("add_eos", prompt.add_eos, trails, own[1]),
+    ):
+        is_wanted = by_itself if wanted == "auto" else wanted
+        if is_wanted and token is None:
+            raise ConfigError(f"{where}.prompt.{option}: true, but the tokenizer has no such token; set auto or false")
+        around.append((token,) if is_wanted and token is not None else ())
+    prompt_ids = (*around[0], *encode(body), *around[1])
+    texts = {number: text for text, number in ids.items()} | {bos_id: bos_text, eos_id: eos_text}
+    before, after = ("".join(texts.get(token, "") for token in tokens) for tokens in around)
+    prompt_text = f"{before}{body}{after}"
     is_parity = tuple(encode(prompt_text + bos_text)) == (*prompt_ids, bos_id)
     return PromptFrame(prompt_text, prompt_ids, bos_id, eos_id, bos_text, eos_text, special, is_parity)
 
 
+def _find_special_tokens(card: TokenizerCard) -> dict[str, int]:
+    return {content: number for number, content, is_special in card.added if is_special and content}
+
+
 def _resolve_delimiter(
-    name: str, wanted: str | int, vocabulary: Vocabulary, encode: Encode, where: str, family: ModelFamily | None
+    name: str, wanted: str | int, card: TokenizerCard, encode: Encode, where: str, family: ModelFamily | None
 ) -> tuple[int, str]:
-    at = f"{where}.tokens.{name}"
+    at, special = f"{where}.tokens.{name}", _find_special_tokens(card)
+    texts = {number: text for text, number in special.items()}
     if wanted == "auto":
-        default = vocabulary.bos_id if name == "bos" else vocabulary.eos_id
-        has_turns = all(text in vocabulary.special for text in TURN_TOKENS)
+        default = card.bos_id if name == "bos" else card.eos_id
+        has_turns = all(text in special for text in TURN_TOKENS)
         if has_turns and (family is None or default is None or (name == "bos" and family.begins_turn)):
             text = TURN_TOKENS[name == "eos"]
-            return vocabulary.special[text], text
-        text = None if default is None else vocabulary.text_of(default)
-        if default is None or text is None:
+            return special[text], text
+        if default is None or default not in texts:
             raise ConfigError(
                 f"{at}: auto, but the tokenizer has neither {TURN_TOKENS[0]} and {TURN_TOKENS[1]} nor a "
                 f"{name.upper()} token; set {at} to the text or id of a special token"
             )
-        return default, text
+        return default, texts[default]
     if isinstance(wanted, int):
-        text = vocabulary.text_of(wanted)
-        if wanted >= vocabulary.size or text is None:
+        if wanted >= card.vocab_size or wanted not in texts:
             raise ConfigError(
-                f"{at}: {wanted} is not the id of a special token (the vocabulary has {vocabulary.size} tokens); data "
+                f"{at}: {wanted} is not the id of a special token (the vocabulary has {card.vocab_size} tokens); data "
                 "could contain it; choose a special token"
             )
-        return wanted, text
+        return wanted, texts[wanted]
     ids = encode(wanted)
-    if len(ids) != 1 or wanted not in vocabulary.special:
+    if len(ids) != 1 or wanted not in special:
         raise ConfigError(
             f"{at}: {wanted!r} is {len(ids)} tokens, not one special token; choose a special token of the "
             "tokenizer, or add this one to it"
@@ -223,50 +205,30 @@ def _resolve_delimiter(
     return ids[0], wanted
 
 
-def _resolve_prompt_delimiter(
-    option: str, wanted: Literal["auto"] | bool, token_id: int | None, by_itself: bool, where: str
-) -> tuple[int, ...]:
-    if wanted is False or (wanted == "auto" and not by_itself):
-        return ()
-    if token_id is None:
-        raise ConfigError(f"{where}.prompt.{option}: true, but the tokenizer has no such token; set auto or false")
-    return (token_id,)
-
-
 def _format_prompt_body(
-    schema: RecordSchema,
-    vocabulary: Vocabulary,
-    style: Literal["keys", "names", "reference"],
-    template: str | None,
-    special: tuple[str, ...],
-    where: str,
-    family: ModelFamily | None,
-) -> tuple[str, bool, bool]:
-    """Return the prompt's text, and whether `auto` puts a BOS before and an EOS after it."""
-    if style == "keys":
+    schema: RecordSchema, prompt: Prompt, family: ModelFamily | None, special: tuple[str, ...], where: str
+) -> str:
+    if prompt.style == "keys":
         quoted: list[str] = []
         for name in schema.names:
             alone = RecordSchema((Column(name, "string", nullable=True),))
             line = Serialiser(alone, special_tokens=special)({name: None})
             assert isinstance(line, str), line
             quoted.append(line[len("{") : -len(":null}\n")])
-        names = ",".join(quoted)
-        text = f"Generate JSON Lines records with these keys: {names}\n"
-        return (text if template is None else template.replace("{schema}", names)), vocabulary.adds_bos, False
-    for name in schema.names:
-        if any(token in name for token in special):
-            raise ConfigError(
-                f"{where}.prompt.style: {style} writes the column name {name!r} as it is, and it contains a special "
-                "token; set style: keys, which escapes it, or rename the column"
-            )
-    if style == "names":
-        names = ", ".join(schema.names)
-        return (f"{names}\n" if template is None else template.replace("{schema}", names)), vocabulary.adds_bos, False
-    columns = ",".join(f'"{name}":<unk>' for name in schema.names)
-    if template is not None:
-        return template.replace("{schema}", columns), vocabulary.adds_bos, False
-    assert family is not None, "without a template the reference style has a family"
-    return family.template.replace("{i}", INSTRUCTION).replace("{s}", columns), family.adds_bos, family.adds_eos
+        columns, template = ",".join(quoted), "Generate JSON Lines records with these keys: {schema}\n"
+    else:
+        for name in schema.names:
+            if any(token in name for token in special):
+                raise ConfigError(
+                    f"{where}.prompt.style: {prompt.style} writes the column name {name!r} as it is, and it contains a "
+                    "special token; set style: keys, which escapes it, or rename the column"
+                )
+        columns, template = ", ".join(schema.names), "{schema}\n"
+    if prompt.style == "reference":
+        columns = ",".join(f'"{name}":<unk>' for name in schema.names)
+    if family is not None:
+        return family.template.replace("{i}", INSTRUCTION).replace("{s}", columns)
+    return (prompt.template or template).replace("{schema}", columns)
 
 
 BATCH_CHARS = 1 << 20

@@ -254,22 +254,10 @@ def _encode_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -
     encoder = open_encoder(context.store.root, path)
     frame = record_tokens.build_prompt_frame(
         observed.schema,
-        record_tokens.Vocabulary(
-            name=context.tokenizer_choice.name,
-            size=context.vocab_size or card.vocab_size,
-            bos_id=card.bos_id,
-            eos_id=card.eos_id,
-            adds_bos=card.adds_bos,
-            special={content: number for number, content, special in card.added if special and content},
-        ),
+        replace(card, vocab_size=context.vocab_size or card.vocab_size),
         lambda text: encoder.reference.encode(text, add_special_tokens=False).ids,
-        style=form.prompt.style,
-        template=form.prompt.template,
-        add_bos=form.prompt.add_bos,
-        add_eos=form.prompt.add_eos,
-        bos=form.tokens.bos,
-        eos=form.tokens.eos,
-        is_grouped=form.mode == "grouped",
+        form,
+        tokenizer=context.tokenizer_choice.name,
         where=f"datasets.{context.dataset_name}.format",
     )
     rows = context.input(CANONICAL_ROWS).files("rows")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.kinds.tables.inference import (
+    EVIDENCE,
     ColumnMismatch,
     TableEvidence,
     build_record_schema,
@@ -149,7 +150,7 @@ def test_contract_and_evidence_of_two_files_round_trip_and_missing_columns_are_o
         ("a", "string", False, True), ("b", "string", True, False),
     ]  # fmt: skip
     assert build_record_schema(infer_contract(evidence, {}), evidence, {}, ("b", "none")).names == ("b", "a")
-    assert TableEvidence.from_json(read_json(dumps(evidence.to_json()))) == evidence
+    assert EVIDENCE.validate_json(EVIDENCE.dump_json(evidence)) == evidence
     assert (evidence.columns["b"].gap, evidence.columns["a"].gap) == ((1, 0), None)
 
     contract = infer_contract(seen([*NUMBERS, "NA"]), {}, delimiter=";", quote='"')

@@ -6,12 +6,14 @@ merged, so that a contract never depends on how a table is cut into parts.
 
 import json
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from pydantic import TypeAdapter
+
 from rowmill.core.errors import ConfigError
-from rowmill.core.json import Json
 from rowmill.kinds.tables.schema import (
     CANDIDATES,
     ELAPSED,
@@ -53,12 +55,6 @@ class ShapeTally:
     count: int
     examples: tuple[tuple[str, CellLocation], ...]
 
-    def plus(self, other: "ShapeTally") -> "ShapeTally":
-        """Add what a later part says."""
-        known = {text for text, _ in self.examples}
-        news = tuple(example for example in other.examples if example[0] not in known)
-        return ShapeTally(self.count + other.count, (*self.examples, *news)[:MAX_EXAMPLES])
-
 
 @dataclass(frozen=True, slots=True)
 class ColumnEvidence:
@@ -77,50 +73,14 @@ class ColumnEvidence:
     times: Mapping[str, ShapeTally] = field(default_factory=dict[str, ShapeTally])
     gap: CellLocation | None = None
 
-    def plus(self, other: "ColumnEvidence") -> "ColumnEvidence":
-        """Add what a later part says."""
-        return ColumnEvidence(
-            self.first,
-            self.present + other.present,
-            self.nulls + other.nulls,
-            _merge_tallies(self.cells, other.cells),
-            _merge_tallies(self.kinds, other.kinds),
-            _merge_tallies(self.times, other.times),
-            other.gap if self.gap is None else self.gap,
-        )
-
-    def to_json(self) -> Json:
-        """Return it as a JSON value."""
-        tallies = [
-            {name: [one.count, [[text, *place] for text, place in one.examples]] for name, one in counted.items()}
-            for counted in (self.cells, self.kinds, self.times)
-        ]
-        return [self.first, self.present, self.nulls, *tallies, self.gap]
-
-    @classmethod
-    def from_json(cls, stored: Json) -> "ColumnEvidence":
-        """Read what `to_json` returned."""
-        first, present, nulls, *several, gap = stored
-        tallies = [
-            {
-                name: ShapeTally(count, tuple((text, (part, row)) for text, part, row in examples))
-                for name, (count, examples) in counted.items()
-            }
-            for counted in several
-        ]
-        return cls(tuple(first), present, nulls, *tallies, gap=None if gap is None else tuple(gap))
-
     @property
     def values(self) -> int:
         """Number of values that are neither null nor an empty cell."""
         return self.present - self.nulls
 
 
-def _merge_tallies(one: Mapping[str, ShapeTally], other: Mapping[str, ShapeTally]) -> dict[str, ShapeTally]:
-    return {
-        name: one[name].plus(other[name]) if name in one and name in other else one.get(name) or other[name]
-        for name in dict.fromkeys((*one, *other))
-    }
+TALLIES = ("cells", "kinds", "times")
+"""The fields of a column's evidence that count shapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,51 +90,40 @@ class TableEvidence:
     records: int
     columns: Mapping[str, ColumnEvidence]
 
-    def to_json(self) -> dict[str, Json]:
-        """Return it as a JSON value."""
-        return {"records": self.records, "columns": {name: one.to_json() for name, one in self.columns.items()}}
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Json]) -> "TableEvidence":
-        """Read what `to_json` returned."""
-        columns: dict[str, Json] = stored["columns"]
-        return cls(stored["records"], {name: ColumnEvidence.from_json(one) for name, one in columns.items()})
+    def find_gap(self, column: str) -> CellLocation | None:
+        """Return the first record of a part that lacks a column."""
+        own = self.columns.get(column)
+        return min((one.first for one in self.columns.values()), default=(0, 0)) if own is None else own.gap
 
 
-def merge_evidence(parts: Iterable[TableEvidence]) -> TableEvidence:
+EVIDENCE = TypeAdapter(TableEvidence)
+"""The evidence of a part as its file stores it."""
+
+
+def merge_evidence(parts: Sequence[TableEvidence]) -> TableEvidence:
     """Merge the evidence of parts; columns are in order of first occurrence."""
-    records, columns = 0, dict[str, ColumnEvidence]()
-    seen: list[tuple[int, TableEvidence]] = []
-    for number, part in enumerate(parts):
-        if not part.records:
-            continue
-        records += part.records
-        seen.append((number, part))
-        for name, column in part.columns.items():
-            tallies = [
-                {
-                    shape: ShapeTally(tally.count, tuple((text, (number, row)) for text, (_, row) in tally.examples))
-                    for shape, tally in counted.items()
-                }
-                for counted in (column.cells, column.kinds, column.times)
-            ]
-            first, gap = (number, column.first[1]), None if column.gap is None else (number, column.gap[1])
-            placed = ColumnEvidence(first, column.present, column.nulls, *tallies, gap=gap)
-            columns[name] = columns[name].plus(placed) if name in columns else placed
-    for name, column in columns.items():
-        if column.present == records:
-            continue
-        # The first record without the column.
-        for number, part in seen:
-            own = part.columns.get(name)
-            if own is None:
-                first = min((one.first[1] for one in part.columns.values()), default=0)
-                columns[name] = replace(column, gap=(number, first))
-                break
-            if own.gap is not None:
-                columns[name] = replace(column, gap=(number, own.gap[1]))
-                break
-    return TableEvidence(records, columns)
+    columns: dict[str, ColumnEvidence] = {}
+    for name in dict.fromkeys(name for part in parts for name in part.columns):
+        seen = [(number, part.columns[name]) for number, part in enumerate(parts) if name in part.columns]
+        lacking = ((number, own.find_gap(name)) for number, own in enumerate(parts) if own.records)
+        columns[name] = ColumnEvidence(
+            (seen[0][0], seen[0][1].first[1]),
+            sum(one.present for _, one in seen),
+            sum(one.nulls for _, one in seen),
+            *(_merge_tallies((number, getattr(one, what)) for number, one in seen) for what in TALLIES),
+            gap=next(((number, gap[1]) for number, gap in lacking if gap is not None), None),
+        )
+    return TableEvidence(sum(part.records for part in parts), columns)
+
+
+def _merge_tallies(parts: Iterable[tuple[int, Mapping[str, ShapeTally]]]) -> dict[str, ShapeTally]:
+    counts, examples = Counter[str](), defaultdict[str, dict[str, CellLocation]](dict)
+    for number, tallies in parts:
+        for shape, tally in tallies.items():
+            counts[shape] += tally.count
+            for text, (_, row) in tally.examples:
+                examples[shape].setdefault(text, (number, row))
+    return {shape: ShapeTally(count, (*examples[shape].items(),)[:MAX_EXAMPLES]) for shape, count in counts.items()}
 
 
 # ── Inference of a contract from evidence: each column's type, from all of its values ──

@@ -34,7 +34,7 @@ from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.kinds.shared import filters
 from rowmill.kinds.shared.filters import reject_long_run
 from rowmill.kinds.shared.splits import SPLITS, Splits, Splitter, assign_split
-from rowmill.kinds.tables.inference import TableEvidence
+from rowmill.kinds.tables.inference import EVIDENCE, TableEvidence
 from rowmill.kinds.tables.options import Records
 from rowmill.kinds.tables.schema import ISO8601, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import read_json, refuse_constant
@@ -109,7 +109,7 @@ def _has_cells(part: sources.SourcePart) -> bool:
     return sources.find_file_format(part.reader).has_cells
 
 
-@part_function(version=1, makes_many=True)
+@part_function(version=2, makes_many=True)
 def observe_part(tasks: Sequence[tuple[ObserveInputs, PartPlace]]) -> list[PartResult]:
     """Collect the evidence of the values of each part."""
     evidence: list[TableEvidence] = []
@@ -117,7 +117,7 @@ def observe_part(tasks: Sequence[tuple[ObserveInputs, PartPlace]]) -> list[PartR
     for _, decoded in _decode_parts([inputs for inputs, _ in tasks], is_exact=False):
         evidence += observe_records(decoded.records)
     return [
-        PartResult({"seen": place.write_bytes("seen.json", orjson.dumps(seen.to_json()))})
+        PartResult({"seen": place.write_bytes("seen.json", EVIDENCE.dump_json(seen))})
         for (_, place), seen in zip(tasks, evidence, strict=True)
     ]
 

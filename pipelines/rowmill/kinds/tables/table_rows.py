@@ -42,6 +42,7 @@ from rowmill.kinds.shared.filters import REMOVAL_FILTERS
 from rowmill.kinds.shared.splits import Splitter
 from rowmill.kinds.tables import part_rows, table_contract
 from rowmill.kinds.tables.inference import (
+    EVIDENCE,
     ColumnDrift,
     ColumnMismatch,
     ShapeTally,
@@ -271,7 +272,7 @@ def propose_contract(context: KindContext, scanned: Sequence[tuple[sources.Sourc
 def merge_part_evidence(context: KindContext, seen: Sequence[Part]) -> TableEvidence:
     """Merge the evidence of the observed parts."""
     stored = map_reads(context.store, lambda one: context.store.content(one.files["seen"]), seen)
-    return merge_evidence(TableEvidence.from_json(orjson.loads(memoryview(one))) for one in stored)
+    return merge_evidence([EVIDENCE.validate_json(memoryview(one).tobytes()) for one in stored])
 
 
 def _decide_table(context: KindContext, seen: Sequence[Part]) -> ObservedTable:

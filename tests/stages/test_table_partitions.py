@@ -16,7 +16,7 @@ from rowmill.kinds.tables import partitions
 from rowmill.kinds.tables import partitions as row_partitions
 from rowmill.kinds.tables.generated_records import load_prefills, load_trained_model
 from rowmill.kinds.tables.generation import Prefill
-from rowmill.kinds.tables.partitions import PartitionBorders, assign_partitions
+from rowmill.kinds.tables.partitions import assign_partitions
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stages.base import StageContext
 from tests.support.recipes import TO_LENGTHS, TO_ROWS, Built, Workspace, sentence
@@ -159,20 +159,6 @@ def test_shares_of_any_pass_make_what_a_build_makes(both: tuple[Built, Built], t
     assert set(outcomes[-3:]) == {ShareOutcome.FINISHED}
     assert built.versions() == both[0].versions()
     assert built.report("rows", "tokenized_examples").parts_reused == len(parts_of(built))
-
-
-def test_table_of_one_partition_has_the_same_examples_in_partitions_of_its_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a task plans of files is what the calling process plans in memory."""
-    monkeypatch.setattr(partitions, "PARTITION_ROWS", FILES * ROWS_OF_A_FILE)
-    form = {"data": {"max_sequences_per_example": 7}}
-    whole = build(tmp_path / "whole", list_files(), form)
-    monkeypatch.setattr(PartitionBorders, "is_whole", property(lambda _: False))
-    by_tasks = build(tmp_path / "tasks", list_files(), form)
-
-    assert parts_of(by_tasks).keys() == parts_of(whole).keys()
-    assert by_tasks.versions() == whole.versions()
 
 
 def test_records_without_groups_change_in_the_last_run_of_parts(tmp_path: Path) -> None:

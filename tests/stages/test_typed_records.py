@@ -2,12 +2,13 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from json.encoder import encode_basestring
 from typing import Any
 
 import orjson
+import polars as pl
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -20,11 +21,10 @@ from rowmill.kinds.tables.serialization import read_json
 from rowmill.kinds.tables.table_contract import ColumnContract, TableContract, make_cell_writer, shape_of
 from rowmill.kinds.tables.typed_cells import (
     ColumnRoles,
-    MismatchLog,
+    Mismatches,
     RowBuilder,
     SourceColumn,
     SourceRecords,
-    TypedColumns,
     observe_records,
     write_cells,
     write_strings,
@@ -99,7 +99,7 @@ def test_line_keeps_its_digits_and_a_repeated_key_is_rejected(line: str) -> None
 
 
 def roles_with(group: tuple[str, ...], order: str | None, time_key: str | None, domain: str | None) -> ColumnRoles:
-    return ColumnRoles(group, len(group) > 1, by_file=False, order=order, time_key=time_key, domain=domain)
+    return ColumnRoles(group, len(group) > 1, order=order, time_key=time_key, domain=domain)
 
 
 ROLES = st.builds(
@@ -129,18 +129,18 @@ def test_rows_made_by_column_equal_those_made_one_by_one(
     numbers = range(7, 7 + len(records))
 
     for _ in range(2):
-        held, found, expected = SourceRecords.of_objects(records, numbers), MismatchLog(), MismatchLog()
-        assert rows_of(many(held, [found])) == [
+        held = SourceRecords.of_objects(records, numbers)
+        found, expected = Mismatches(), Mismatches()
+        assert rows_of(*many(held, [found])) == [
             one_by_one(one, number, expected) for number, one in zip(numbers, records, strict=True)
         ]
-        assert found.to_json() == expected.to_json()
+        assert found == expected
         assert part_rows.hash_records(held) == [part_rows.hash_record(one) for one in records]
 
 
-def rows_of(typed: TypedColumns) -> list[TypedRecord | Rejected]:
-    columns = (typed.texts, typed.groups, typed.orders, typed.domains)
-    made = zip(*(one.to_list() for one in columns), strict=True)
-    return [typed.refused.get(place) or TypedRecord(*one) for place, one in enumerate(made)]
+def rows_of(rows: pl.DataFrame, refused: Mapping[int, Rejected]) -> list[TypedRecord | Rejected]:
+    made = rows.select("record", "group_key", "order_key", "domain").rows()
+    return [refused.get(place) or TypedRecord(*one) for place, one in enumerate(made)]
 
 
 def tightened(data: st.DataObject, contract: TableContract) -> TableContract:

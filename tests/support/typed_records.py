@@ -11,8 +11,9 @@ from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Ser
 from rowmill.kinds.tables.table_contract import TIMES, TableContract
 from rowmill.kinds.tables.typed_cells import (
     ColumnRoles,
-    MismatchLog,
+    Mismatches,
     format_position,
+    log_mismatches,
     reject_absent,
     reject_mismatch,
     reject_unparsable,
@@ -51,7 +52,7 @@ class ValueRowBuilder:
             if one.type in TIMES and one.format is not None and schema.by_name[name].type == "string"
         }
 
-    def __call__(self, decoded: Mapping[str, Json], row: int, mismatches: MismatchLog) -> TypedRecord | Rejected:
+    def __call__(self, decoded: Mapping[str, Json], row: int, mismatches: Mismatches) -> TypedRecord | Rejected:
         """Return the typed record, or its reject."""
         record = self._convert_record(decoded, row, mismatches)
         if isinstance(record, Rejected):
@@ -68,7 +69,7 @@ class ValueRowBuilder:
         domain = None if self._roles.domain is None else self.domain_of(record.get(self._roles.domain))
         return TypedRecord(text.removesuffix("\n"), group, order, domain)
 
-    def _convert_record(self, decoded: Mapping[str, Json], row: int, mismatches: MismatchLog) -> Record | Rejected:
+    def _convert_record(self, decoded: Mapping[str, Json], row: int, mismatches: Mismatches) -> Record | Rejected:
         """Return a decoded object's record; a mismatch is rejected, or becomes null if the contract allows it."""
         if not decoded.keys() <= self._names:
             decoded = {name: value for name, value in decoded.items() if name in self._names}
@@ -83,7 +84,7 @@ class ValueRowBuilder:
             if isinstance(record, RecordProblem) and record.reason != "type":
                 return Rejected("unserialisable", f"{record.column}: {record.reason}")
             column = self._contract.columns[misfit]
-            mismatches.add(misfit, str(decoded[misfit])[:80], row)
+            log_mismatches(mismatches, misfit, str(decoded[misfit])[:80], row)
             if column.on_mismatch == "reject":
                 return reject_mismatch(misfit, column, decoded[misfit])
             decoded = {**decoded, misfit: None}

@@ -12,7 +12,7 @@ call on a column has a fixed cost; their files are the same as if each were take
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from itertools import chain, groupby, pairwise
@@ -42,19 +42,18 @@ from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.kinds.tables.typed_cells import (
     ABSENT,
     ColumnRoles,
-    MismatchLog,
+    Mismatches,
     RowBuilder,
     SourceColumn,
     SourceRecords,
-    TypedColumns,
     join_members,
     observe_records,
     write_members,
     write_strings,
 )
-from rowmill.parts.accounts import RejectLog, count_accounts, write_accounts
+from rowmill.parts.accounts import RejectLog, count_accounts, count_rows, write_accounts
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
-from rowmill.schema.rows import ROW_SCHEMA, Rejected, count_messages
+from rowmill.schema.rows import ROW_SCHEMA, Rejected, count_messages, make_plain_report
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,15 +290,15 @@ def _make_decoded_parts(
             rejects = _log_rejects(task, decoded)
             for number, raw in zip(records.numbers[begin:end], decoded.raws[begin:end], strict=True):
                 rejects.add(f"{task.part.part_id}:{number}", Rejected("missing_field", "no column has a value"), raw)
-            yield _save_table_rows(task, next(places), empty, rejects, MismatchLog(), {})
+            yield _save_table_rows(task, next(places), empty, rejects, {}, {})
         return
     made_by = (task.form.model_dump_json(), task.splits.model_dump_json(), task.contract, task.schema, task.order)
     make_rows, splitter = _open_row_builder(*made_by)
-    mismatches = [MismatchLog() for _ in tasks]
-    typed, contents = make_rows(records, mismatches), hash_records(records)
+    mismatches: list[Mismatches] = [{} for _ in tasks]
+    (rows, refused), contents = make_rows(records, mismatches), hash_records(records)
     if task.form.is_grouped_by_file:
-        typed = replace(typed, groups=pl.repeat(encode_basestring(task.part.url), len(contents), eager=True))
-    splits, refused = _assign_splits(task, splitter, typed, contents)
+        rows = rows.with_columns(group_key=pl.lit(encode_basestring(task.part.url)))
+    splits = _assign_splits(task, splitter, rows, contents, refused)
     # The times of the order column, of which each may have a zone unless its format decides that.
     times: SourceColumn | None = None
     name = task.form.order_column
@@ -315,8 +314,9 @@ def _make_decoded_parts(
         prefixes = [filters.hash_record_prefix(record) for record in shown]
     parts = np.repeat(np.arange(len(tasks)), np.diff(records.borders))
     names = pl.Series([task.part.part_id for task in tasks], dtype=pl.String).gather(parts)
-    row_ids = pl.select(pl.format("{}:{}", names, pl.Series(records.numbers, dtype=pl.Int64))).to_series()
-    table = _build_row_table(task, row_ids, typed, contents, splits, prefixes)
+    numbers = pl.Series(records.numbers, dtype=pl.Int64)
+    rows = rows.with_columns(split=splits, row_id=pl.format("{}:{}", names, numbers))
+    table = _build_row_table(task, rows, contents, prefixes)
     limit = task.max_run_chars
     long_runs: dict[int, Rejected] = {}
     for place in (place for place, raw in enumerate(decoded.raws) if len(raw) > limit):
@@ -330,7 +330,7 @@ def _make_decoded_parts(
     for task, log, (begin, end) in zip(tasks, mismatches, pairwise(records.borders), strict=True):
         rejects = _log_rejects(task, decoded)
         for place in (begin + np.flatnonzero(~kept[begin:end])).tolist():
-            rejects.add(row_ids[place], refused[place], decoded.raws[place])
+            rejects.add(rows["row_id"][place], refused[place], decoded.raws[place])
         part_rows = table.slice(begin, end - begin)
         part_rows = part_rows if kept[begin:end].all() else part_rows.filter(kept[begin:end])
         zones = {} if times is None else _count_zones(times, kept[begin:end], begin, records.numbers[begin:end])
@@ -345,15 +345,18 @@ def _log_rejects(task: TableRowsInputs, decoded: _DecodedParts) -> RejectLog:
 
 
 def _assign_splits(
-    task: TableRowsInputs, splitter: Splitter, typed: TypedColumns, contents: Sequence[bytes]
-) -> tuple[pl.Series, dict[int, Rejected]]:
-    """Return the splits of the rows of parts of one file, and the rejects; `task` is that of one of the parts."""
-    hint, refused = task.part.split_hint, dict(typed.refused)
-    by_time = task.splits.time_key is not None
+    task: TableRowsInputs,
+    splitter: Splitter,
+    rows: pl.DataFrame,
+    contents: Sequence[bytes],
+    refused: dict[int, Rejected],
+) -> pl.Series:
+    """Return the splits of the rows of parts of one file, and refuse some; `task` is that of one of the parts."""
+    hint, by_time = task.part.split_hint, task.splits.time_key is not None
     # Rows of the same time, or of the same group, share a split, which is computed once.
-    units = typed.orders if by_time else typed.groups
+    units = rows["order_key" if by_time else "group_key"]
     if not by_time and units.null_count() == len(units):
-        return pl.Series(SPLITS).gather(splitter.assign_by_contents(contents, source=hint)), refused
+        return pl.Series(SPLITS).gather(splitter.assign_by_contents(contents, source=hint))
     encoded = _as_arrow(units).dictionary_encode()
     codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
     decided: list[str | None] = []
@@ -364,7 +367,7 @@ def _assign_splits(
             for place in np.flatnonzero(codes == number).tolist():
                 refused.setdefault(place, split)
         decided.append(None if isinstance(split, Rejected) else split)
-    return pl.Series(decided, dtype=pl.String).gather(codes), refused
+    return pl.Series(decided, dtype=pl.String).gather(codes)
 
 
 def hash_record(decoded: Mapping[str, Json]) -> bytes:
@@ -417,38 +420,24 @@ def _as_arrow(column: pl.Series) -> pa.LargeStringArray:
 
 
 def _build_row_table(
-    task: TableRowsInputs,
-    row_ids: pl.Series,
-    typed: TypedColumns,
-    contents: Sequence[bytes],
-    splits: pl.Series,
-    prefixes: Sequence[bytes] | None,
+    task: TableRowsInputs, rows: pl.DataFrame, contents: Sequence[bytes], prefixes: Sequence[bytes] | None
 ) -> pa.Table:
     """Return rows as `ROW_SCHEMA`, rejected records included; columns of conversations are empty."""
-    count = len(contents)
-    texts = {
-        "row_id": row_ids, "split": splits, "group_key": typed.groups, "order_key": typed.orders,
-        "domain": typed.domains, "record": typed.texts,
-    }  # fmt: skip
-    digest = pa.binary(filters.HASH_BYTES)
+    count, digest, report = len(contents), pa.binary(filters.HASH_BYTES), make_plain_report("record")
     hashes = pa.FixedSizeBinaryArray.from_buffers(digest, count, [None, pa.py_buffer(b"".join(contents))])
-    known: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "content_hash": hashes,
-        "dedupe_key": pa.nulls(count, digest) if prefixes is None else prefixes,
-        **dict.fromkeys(("kind", "schema"), pa.repeat(pa.scalar("record"), count)),
+        "kind": pa.repeat(pa.scalar("record"), count),
         "dataset": pa.repeat(pa.scalar(task.dataset_name), count),
-        **{name: _as_arrow(column).cast(pa.string()) for name, column in texts.items()},
+        **{name: _as_arrow(rows[name]).cast(pa.string()) for name in rows.columns},
     }
-    columns = [known[field.name] if field.name in known else _empty_column(field, count) for field in ROW_SCHEMA]
-    return pa.table(columns, schema=ROW_SCHEMA)
-
-
-def _empty_column(field: pa.Field, count: int) -> Any:
-    if field.nullable:
-        return pa.nulls(count, field.type)
-    if pa.types.is_list(field.type):
-        return pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), pa.array([], field.type.value_type))
-    return pa.repeat(pa.scalar(0).cast(field.type), count)
+    if prefixes is not None:
+        columns["dedupe_key"] = prefixes
+    for column in ROW_SCHEMA:
+        # What is reported of a row without messages.
+        value = pa.scalar(getattr(report, column.name, None), column.type)
+        columns.setdefault(column.name, pa.repeat(value, count))
+    return pa.table([columns[name] for name in ROW_SCHEMA.names], schema=ROW_SCHEMA)
 
 
 def mark_zones(texts: pa.LargeStringArray) -> NDArray[np.bool_]:
@@ -477,26 +466,21 @@ def _save_table_rows(
     place: PartPlace,
     table: pa.Table,
     log: RejectLog,
-    mismatches: MismatchLog,
+    mismatches: Mismatches,
     zones: Mapping[str, list[int | str]],
 ) -> PartResult:
     """Save a part's rows, its rejects and its ledger."""
     taken = inputs.part.records if inputs.take is None else min(inputs.take, inputs.part.records)
     left_out = [f"{inputs.part.part_id}:{number}" for number in range(taken, inputs.part.records)]
-    splits = {one["values"]: one["counts"] for one in table.column("split").value_counts().to_pylist()}
     characters = pc.sum(pc.utf8_length(table.column("record"))).as_py() or 0
     facts: dict[str, Any] = {
         "records": inputs.part.records,
         "further_rows": 0,
-        "kept": table.num_rows,
+        **count_rows(table),
         **count_accounts(log, left_out),
-        "roles": {},
-        "rows_with_unknown_roles": 0,
-        "schemas": {"record": table.num_rows} if table.num_rows else {},
         **count_messages(()),
-        "splits": dict(sorted(splits.items())),
         "characters": characters + table.num_rows,
-        "mismatches": mismatches.to_json(),
+        "mismatches": dict(sorted(mismatches.items())),
         "zones": zones,
     }
     files = {

@@ -328,32 +328,6 @@ BLOCK_ROWS = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionBorders:
-    """Where partitions end: groups by the first `bits` of a hash, or runs of parts `[first, end)`."""
-
-    bits: int
-    runs: tuple[tuple[int, int], ...]
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether there is one partition of all rows."""
-        return self.bits == 0 and len(self.runs) <= 1
-
-
-def choose_borders(context: KindContext, rows: Sequence[File]) -> PartitionBorders:
-    """Choose the partitions of a table by the sizes and digests of its parts."""
-    whole = PartitionBorders(0, ((0, len(rows)),))
-    counts, limit = [file.rows for file in rows], PARTITION_ROWS
-    form = require_records(context.dataset)
-    # Records of a single series are planned together.
-    if sum(counts) <= limit or (form.mode == "sequential" and not form.is_grouped):
-        return whole
-    if form.mode != "tabular":
-        return PartitionBorders(choose_hash_bits(sum(counts)), whole.runs)
-    return PartitionBorders(0, tuple(cut_groups(counts, [file.digest for file in rows], limit)))
-
-
-@dataclass(frozen=True, slots=True)
 class RowPart:
     """A part of rows, the ids of its records, and the fingerprint of these ids, which identifies both."""
 
@@ -428,19 +402,24 @@ class KeyBlockInputs(PartInputs):
         return sum(part.rows.bytes for part in self.parts)
 
 
-def partition_rows(context: KindContext, borders: PartitionBorders, parts: Sequence[RowPart]) -> list[TablePartition]:
-    """Return the partitions of a table."""
-    if not borders.bits:
-        return [TablePartition(first, tuple(parts[first:end])) for first, end in borders.runs]
-    blocks = cut_blocks([part.rows.rows for part in parts], BLOCK_ROWS)
+def partition_rows(context: KindContext, parts: Sequence[RowPart]) -> list[TablePartition]:
+    """Return the partitions of a table; the sizes and digests of its parts decide where they end."""
+    form, counts = require_records(context.dataset), [part.rows.rows for part in parts]
+    # Records of a single series are planned together.
+    if sum(counts) <= PARTITION_ROWS or (form.mode == "sequential" and not form.is_grouped):
+        return [TablePartition(0, tuple(parts))]
+    if form.mode == "tabular":
+        runs = cut_groups(counts, [part.rows.digest for part in parts], PARTITION_ROWS)
+        return [TablePartition(first, tuple(parts[first:end])) for first, end in runs]
+    bits, blocks = choose_hash_bits(sum(counts)), cut_blocks(counts, BLOCK_ROWS)
     written = context.map(
-        split_block_keys, [KeyBlockInputs(tuple(parts[block.start : block.stop]), borders.bits) for block in blocks]
+        split_block_keys, [KeyBlockInputs(tuple(parts[block.start : block.stop]), bits) for block in blocks]
     ).parts
     partitions: list[TablePartition] = []
     for number, lines in collect_buckets(written):
         file_of_block = {block.block: block.lines for block in lines}
         keys = tuple((len(block), file_of_block.get(at)) for at, block in enumerate(blocks))
-        partitions.append(TablePartition(0, tuple(parts), keys, f"{number} of {1 << borders.bits}"))
+        partitions.append(TablePartition(0, tuple(parts), keys, f"{number} of {1 << bits}"))
     return partitions
 
 

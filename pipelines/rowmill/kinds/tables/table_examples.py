@@ -68,7 +68,6 @@ from rowmill.kinds.tables.partitions import (
     ObservedTable,
     RowPart,
     TablePartition,
-    choose_borders,
     load_observed_table,
     partition_rows,
     read_partition,
@@ -332,7 +331,7 @@ def _plan_table(
     trained = form.model_copy(update={"generation": None})
     request = TablePlanRequest(name, context.seed, trained, limits, form.wanted)
     options, prefill = IndexOptions.of(context, observed), PrefillOptions(trained, observed.schema, frame)
-    partitions = partition_rows(context, choose_borders(context, [part.rows for part in table.parts]), table.parts)
+    partitions = partition_rows(context, table.parts)
     requests = [(replace(request, partition=partition.name),) for partition in partitions]
     if form.wanted is not None:
         requests, [fitting] = _share_samples(context, form.wanted, partitions, options, requests)
@@ -789,7 +788,7 @@ def _compare_table_seq_lens(context: KindContext, output: Manifest, limit: int) 
         RowPart(*both, digest_json(*(file.digest for file in both)))
         for both in zip(rows, output.files("tokens"), strict=True)
     ]
-    partitions = partition_rows(context, choose_borders(context, rows), parts)
+    partitions = partition_rows(context, parts)
     name, wanted = context.dataset_name or "", form.wanted
     requests: Requests = [
         tuple(

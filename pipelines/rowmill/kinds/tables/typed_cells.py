@@ -9,7 +9,7 @@ rest goes through the function for one cell.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
 from json.encoder import encode_basestring
@@ -293,35 +293,18 @@ def reject_absent(reason: str, column: str) -> Rejected:
     return Rejected(reason, f"{column} is absent or null")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TypedColumns:
-    """The records of a part column by column: their texts, group and order keys, and domains; and the rejects."""
-
-    texts: pl.Series
-    groups: pl.Series
-    orders: pl.Series
-    domains: pl.Series
-    refused: Mapping[int, Rejected]
-
-
 RefusedRecords = dict[int, Rejected]
 """Rejects by place; the first reason of a record counts."""
 
 
-@dataclass(slots=True)
-class MismatchLog:
-    """Values that do not fit their columns: by column, their count, and the first with its record's number."""
+Mismatches = dict[str, tuple[int, str, int]]
+"""Values that do not fit their columns: by column, their count, and the first with its record's number."""
 
-    found: dict[str, tuple[int, str, int]] = field(default_factory=dict[str, tuple[int, str, int]])
 
-    def add(self, column: str, text: str, row: int, count: int = 1) -> None:
-        """Count values of a column that do not fit; `text` is one of them, `row` its record's number."""
-        known, first, place = self.found.get(column, (0, text, row))
-        self.found[column] = (known + count, *((first, place) if place <= row else (text, row)))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return them as a JSON object, columns by name."""
-        return {name: list(self.found[name]) for name in sorted(self.found)}
+def log_mismatches(log: Mismatches, column: str, text: str, row: int, count: int = 1) -> None:
+    """Count values of a column that do not fit; `text` is the first of them, `row` its record's number."""
+    known, first, place = log.get(column, (0, text, row))
+    log[column] = (known + count, *((first, place) if place <= row else (text, row)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +313,6 @@ class ColumnRoles:
 
     group: tuple[str, ...]
     is_list: bool
-    by_file: bool
     order: str | None
     time_key: str | None
     domain: str | None
@@ -341,7 +323,7 @@ class ColumnRoles:
         given = (splits.group_key,) if isinstance(splits.group_key, str) else tuple(splits.group_key or ())
         is_list = not isinstance(form.data.group_training_examples_by or splits.group_key, str)
         groups = form.group_columns or given
-        return cls(groups, is_list, form.is_grouped_by_file, form.order_column, splits.time_key, form.domain_key)
+        return cls(groups, is_list, form.order_column, splits.time_key, form.domain_key)
 
 
 def format_position(position: Any) -> str:
@@ -471,8 +453,11 @@ class RowBuilder:
         self._roles = roles
         self._reader = ValueReader(contract, schema)
 
-    def __call__(self, records: SourceRecords, mismatches: Sequence[MismatchLog]) -> TypedColumns:
-        """Return the typed columns of the records of some parts; `mismatches` has a log for each part."""
+    def __call__(self, records: SourceRecords, mismatches: Sequence[Mismatches]) -> tuple[pl.DataFrame, RefusedRecords]:
+        """Return those columns of the rows of some parts that are read from records, and the rejects.
+
+        `mismatches` has a log for each part.
+        """
         count, refused, are_cells = len(records.numbers), RefusedRecords(), records.objects is None
         absent = SourceColumn([ABSENT], np.zeros(count, np.int32))
         read: dict[str, ReadColumn] = {}
@@ -489,13 +474,13 @@ class RowBuilder:
             unwritable = {code: one.detail for code, one in one.misfits.items() if one.reason == "text"}
             for place in one.source.find_places([*unwritable]).tolist() if unwritable else ():
                 refused.setdefault(place, Rejected("unserialisable", unwritable[one.source.codes[place]]))
-        selected = pl.select(
-            text=join_members([one.source.spread(one.members) for one in read.values()], count),
-            group=groups,
-            order=orders,
+        rows = pl.select(
+            record=join_members([one.source.spread(one.members) for one in read.values()], count),
+            group_key=groups,
+            order_key=orders,
             domain=self._name_domains(records, read),
         )
-        return TypedColumns(*selected.iter_columns(), refused=refused)
+        return rows, refused
 
     def _read_cells(self, name: str, column: SourceColumn) -> ReadColumn:
         contract = self._columns[name]
@@ -510,7 +495,7 @@ class RowBuilder:
         records: SourceRecords,
         read: Mapping[str, ReadColumn],
         refused: RefusedRecords,
-        mismatches: Sequence[MismatchLog],
+        mismatches: Sequence[Mismatches],
     ) -> None:
         """Log the values that do not fit, and refuse their records, each for its first reason in the decoder's order.
 
@@ -533,7 +518,8 @@ class RowBuilder:
                 cuts = np.searchsorted(places, records.borders).tolist()
                 for log, (begin, end) in zip(mismatches, pairwise(cuts), strict=True):
                     if begin < end:
-                        log.add(name, str(values[begin])[:80], records.numbers[places[begin]], end - begin)
+                        row = records.numbers[places[begin]]
+                        log_mismatches(log, name, str(values[begin])[:80], row, end - begin)
                 for place, value in zip(places, values, strict=True) if contract.on_mismatch == "reject" else ():
                     refused.setdefault(place, reject_mismatch(name, contract, value))
 

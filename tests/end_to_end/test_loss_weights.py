@@ -420,9 +420,9 @@ def test_weights_are_shown_in_statistics_inspection_and_traces(mixed: Built) -> 
     assert re.search(r"weights 1 × \d+, 2 × \d+", third)
     row, split = shard_rows(mixed, "chats")[0], mixed.manifest("chats", "packed_shards").parts[0].facts["split"]
     at = next(i for i, weight in enumerate(row[WEIGHT_COLUMN]) if weight not in (0, 1))
-    token = trace.trace_sequence(mixed.project, f"chats/{split}/0:{at}").token
-    assert token is not None
-    assert token.weight == row[WEIGHT_COLUMN][at]
+    token = trace.trace_sequence(mixed.project, f"chats/{split}/0:{at}")
+    assert token.read(WEIGHT_COLUMN)[at - token.shown.start] == row[WEIGHT_COLUMN][at]
+    assert f" · trained · weight {row[WEIGHT_COLUMN][at]:g}\n" in render_text(row_view.render_sequence_trace(token))
 
 
 # ── At load ────────────────────────────────────────────────────────────────────────────────────────

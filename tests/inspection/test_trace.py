@@ -153,11 +153,12 @@ def test_token_of_a_sequence_is_what_its_label_says(built: CliProject, dataset: 
     row = next(row for row in shards(built.project, dataset) if row["split"] == "train")
     place = f"{dataset}/train/{row['sequence_id']}"
     for at in (0, 1, row["tokens"] // 3, row["tokens"] // 2, row["tokens"] - 1):
-        token = trace.trace_sequence(built.project, f"{place}:{at}").token
+        found = trace.trace_sequence(built.project, f"{place}:{at}")
 
-        assert token is not None
-        assert (token.at, token.token_id) == (at, row["input_ids"][at])
-        assert token.trained == (row["labels"][at] >= 0)
+        number = at - found.shown.start
+        assert (found.token, found.read("input_ids")[number]) == (at, row["input_ids"][at])
+        assert found.classes[number][1] == (row["labels"][at] >= 0)
+        assert len(found.texts) <= 2 * trace.NEIGHBOR_TOKENS + 1
 
 
 def test_trained_tokens_of_a_chat_are_its_answer_s(built: CliProject) -> None:

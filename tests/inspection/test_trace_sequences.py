@@ -27,12 +27,12 @@ def test_every_token_has_the_text_class_and_message_of_its_example(built: Built,
     one = trace.view_sequence(built.project, "rows", encoder, max_tokens=10_000)
     assert one is not None
     assert len(one.segments) > 1
-    assert one.tokens == len(one.ids) == len(one.texts) == len(one.kinds) == len(one.messages)
+    assert one.tokens == len(one.read("input_ids")) == len(one.texts) == len(one.kinds) == len(one.messages)
     for place in one.segments:
         own, example = slice(place.offset, place.offset + place.length), examples[place.example_id]
         assert "".join(one.texts[own]) == text_of(example)
-        assert list(one.trained[own]) == example["loss_mask"]
-        roles = {kind for kind, trained in zip(one.kinds[own], one.trained[own], strict=True) if trained}
+        assert [trained for _, trained in one.classes[own]] == example["loss_mask"]
+        roles = {kind for kind, trained in one.classes[own] if trained}
         assert roles == {"assistant", "template"}
         assert all((message < 0) == (kind == "template") or message >= 0 for kind, message in
                    zip(one.kinds[own], one.messages[own], strict=True))  # fmt: skip
@@ -45,8 +45,10 @@ def test_long_sequence_is_cut_after_the_wanted_tokens(built: Built, encoder: Enc
     assert whole is not None
     assert cut is not None
     assert (cut.tokens, len(cut.segments)) == (whole.tokens, 1)
-    for column in ("ids", "labels", "positions", "texts", "kinds", "messages"):
+    for column in ("texts", "kinds", "messages", "classes"):
         assert list(getattr(cut, column)) == list(getattr(whole, column)[:7])
+    for column in ("input_ids", "labels", "position_ids"):
+        assert cut.read(column) == whole.read(column)[:7]
 
 
 def test_character_of_several_tokens_is_shown_at_the_last_of_them(encoder: Encoder) -> None:

@@ -20,7 +20,7 @@ from rowmill.checks import expectation_suite
 from rowmill.core import html
 from rowmill.core.errors import GateError
 from rowmill.inspection import inspect
-from rowmill.inspection.trace import SegmentLocation, SequenceTokens
+from rowmill.inspection.trace import SegmentLocation, SequenceTrace
 from rowmill.reports import plots, report_page
 from rowmill.reports.build_view import load_build_view
 from rowmill.schema.manifest import DisplayTable
@@ -194,11 +194,12 @@ def test_each_token_is_an_element_of_its_segment_with_the_numbers_of_the_shard(r
 
 
 def test_token_of_markup_is_text_and_a_token_without_text_is_a_square() -> None:
-    place = SegmentLocation("train", 0, 0, "<b>#0", 5, 4, 0, "shard", 0)
-    one = SequenceTokens(
-        dataset="d", split="train", sequence=0, tokens=9, ids=[1, 2, 3, 4], labels=[-100, 2, 3, 4],
-        positions=[0, 1, 2, 3], texts=["</i><script>", "", "\n", "x"], kinds=["template", *["assistant"] * 3],
-        messages=[-1, 0, 0, 0], segments=[place], weights=[0.0, 1.0, 0.5, 1.0],
+    place = SegmentLocation("train", 0, 0, "<b>#0", "<b>", 5, 4, 0, "shard", 0)
+    row = {"input_ids": [*range(1, 10)], "labels": [-100, *range(2, 10)], "position_ids": [*range(9)],
+           "loss_weights": [0.0, 1.0, 0.5, *[1.0] * 6]}  # fmt: skip
+    one = SequenceTrace(
+        dataset="d", split="train", sequence=0, row=row, places=(place,), shown=range(4),
+        texts=["</i><script>", "", "\n", "x"], kinds=["template", *["assistant"] * 3], messages=[-1, 0, 0, 0],
     )  # fmt: skip
     macros: Any = report_page.open_templates().get_template("sequence.html.jinja").module
     page = Page(str(macros.sequence(report_page.describe_sequence(one))))

@@ -128,12 +128,16 @@ def test_traces_shown_sequences_and_readers_tell_padding_from_tokens(padded: Bui
     traced = trace_sequence(padded.project, "rows/train/0:0")
 
     assert shown is not None
-    assert len(shown.ids) == len(shown.kinds) == len(shown.texts) == sum(place.length for place in shown.segments)
+    assert (
+        len(shown.read("input_ids"))
+        == len(shown.kinds)
+        == len(shown.texts)
+        == sum(place.length for place in shown.segments)
+    )
     last = traced.places[-1]
-    token = trace_sequence(padded.project, f"rows/train/0:{last.offset}").token
+    token = trace_sequence(padded.project, f"rows/train/0:{last.offset}")
     [example] = [one for one in padded.examples() if one["example_id"] == last.example_id]
-    assert token is not None
-    assert token.token_id == example["input_ids"][0]
+    assert token.read("input_ids")[0] == example["input_ids"][0]
 
     reader = Reader(padded.project.store.root, "mini", rank=0, world_size=2, batch_size=3, as_torch=False)
     rows = [reader[i] for i in range(3)]

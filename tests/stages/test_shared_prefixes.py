@@ -369,7 +369,8 @@ def test_tree_of_a_sequence_says_what_each_example_holds_and_trains(
     table = gather_trees(tokens, plan, plan.trees, dataset="rows", ignore_token_id=None)
 
     for at in range(table.num_rows):
-        row, tree = table.slice(at, 1).to_pylist()[0], read_tree(table.slice(at, 1))
+        row = table.slice(at, 1).to_pylist()[0]
+        tree = read_tree(row)
         assert tree is not None
         for segment in tree.segments:
             own = slice(segment.offset, segment.offset + segment.length)
@@ -444,7 +445,12 @@ def test_shown_sequence_has_each_stored_token_once(shared: Built) -> None:
     shown = view_sequence(shared.project, "rows", encoder, max_tokens=10_000)
 
     assert shown is not None
-    assert len(shown.ids) == len(shown.texts) == len(shown.kinds) == sum(place.length for place in shown.segments)
+    assert (
+        len(shown.read("input_ids"))
+        == len(shown.texts)
+        == len(shown.kinds)
+        == sum(place.length for place in shown.segments)
+    )
     assert shown.tree is not None
     about = report_page.describe_sequence(shown)
     assert f" · shared by {len(shown.tree.examples)} examples" in about["caption"]

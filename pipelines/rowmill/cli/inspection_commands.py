@@ -103,15 +103,15 @@ def _run_inspect(args: argparse.Namespace) -> int:
     console = terminal.make_console()
     colours = console.is_terminal and not console.no_color
     if args.sequence is not None:
-        from rowmill.inspection.trace import trace_sequence, view_traced_sequence
+        from rowmill.inspection.trace import trace_sequence
 
         if args.dataset is not None or args.row is not None:
             raise ConfigError(
                 f"--sequence {args.sequence} with {'--row' if args.dataset is None else '--dataset'}: a sequence names "
                 "its dataset, and holds several rows; expected one of them; omit the other"
             )
-        trace = trace_sequence(project, args.sequence)
-        console.print(row_view.render_packed_sequence(trace, view_traced_sequence(project, trace), colours=colours))
+        trace = trace_sequence(project, args.sequence, whole=True)
+        console.print(row_view.render_packed_sequence(trace, colours=colours))
         return ExitStatus.SUCCESS
     for record in inspection.inspect_rows(project, count=args.n, dataset=args.dataset, row_id=args.row):
         console.print(row_view.render_inspected_record(record, colours=colours))

@@ -9,9 +9,8 @@ inputs that each manifest names, so a half-finished rebuild cannot mix two linea
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,16 @@ import pyarrow.compute as pc
 
 from rowmill import sources
 from rowmill.build.steps import Project
-from rowmill.core.arrays import compute_offsets, find_distinct, format_count, join_facts
+from rowmill.core.arrays import find_distinct, format_count, join_facts
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError, SourceError, hint_at_name
-from rowmill.core.segment_trees import list_paths, sum_over_ancestors
 from rowmill.core.storage import File, Store
 from rowmill.schema import manifest
-from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS, WEIGHT_COLUMN
+from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS
 from rowmill.schema.facts import read_facts
 from rowmill.schema.indexed_shards import read_sequences
 from rowmill.schema.manifest import Manifest
 from rowmill.schema.rows import PARENTS_COLUMN, is_row_id, parse_row_id
 from rowmill.shards.native import drop_padding
-from rowmill.shards.prefix_trees import ExampleTrees
 from rowmill.sources import SourcePart
 from rowmill.sources.reading import number_source_parts
 from rowmill.stages import gpu_partitions, inputs, raw_dataset
@@ -84,6 +81,7 @@ class SegmentLocation:
     sequence: int
     segment: int
     example_id: str
+    row_id: str
     start: int
     length: int
     offset: int
@@ -155,8 +153,8 @@ def filter_rows(table: pa.Table, column: str, value: object) -> list[dict[str, A
 
 def locate_segments(
     lineage: Lineage, part: manifest.Part, sequence: int, order: "_TrainingOrder | None"
-) -> Iterator[tuple[str, SegmentLocation]]:
-    """Yield the segments of a sequence, each with its row's id; one that examples share is yielded for each of them."""
+) -> Iterator[SegmentLocation]:
+    """Yield the segments of a sequence; one that examples share is yielded for each of them."""
     segments = lineage.project.store.table(part.files["segments"])
     split = str(part.facts["split"])
     occurrences = tuple(order.showings(sequence)) if order is not None and split == "train" else ()
@@ -165,11 +163,12 @@ def locate_segments(
     for one in sorted(filter_rows(segments, "shard_row", shard_row), key=lambda one: one["segment"]):
         if one["segment"] != current:
             offset, end, current = end, end + one["length"], one["segment"]
-        place = SegmentLocation(
+        yield SegmentLocation(
             split=split,
             sequence=sequence,
             segment=one["segment"],
             example_id=one["example_id"],
+            row_id=one["row_id"],
             start=one["start"],
             length=one["length"],
             offset=offset,
@@ -177,7 +176,6 @@ def locate_segments(
             shard_row=shard_row,
             showings=occurrences,
         )
-        yield one["row_id"], place
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +382,7 @@ def _make_row_trace(lineage: Lineage, index: int, row_id: str) -> RowTrace:
         holding = pc.is_in(segments.column("example_id"), pa.array(sorted(names), pa.string()))
         for row in segments.filter(holding).column("shard_row").unique().to_pylist():
             of_sequence = locate_segments(lineage, part, row + int(part.facts["first_sequence"]), order)
-            places += [place for _, place in of_sequence if place.example_id in names]
+            places += [place for place in of_sequence if place.example_id in names]
     return RowTrace(
         dataset=lineage.dataset,
         row_id=row_id,
@@ -418,6 +416,8 @@ WANTED_SEGMENTS = 3
 """Segments of the sequence that shows most: several, and none of them tiny."""
 CONTEXT_TOKENS = 8
 """Tokens before one that are decoded with it: a character may span several tokens."""
+NEIGHBOR_TOKENS = 12
+"""Tokens shown on each side of a traced one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,74 +461,87 @@ class SequenceTree:
     examples: tuple[TreeExample, ...]
 
 
-def read_tree(sequence: pa.Table) -> SequenceTree | None:
-    """Return the tree of a sequence, one row of a shard; None if its examples share no segments."""
-    if PARENTS_COLUMN not in sequence.column_names:
+def read_tree(row: Mapping[str, Any]) -> SequenceTree | None:
+    """Return the tree of a row of a shard; None if its examples share no segments."""
+    if PARENTS_COLUMN not in row:
         return None
-    trees = ExampleTrees.of(sequence)
-    is_trained, _ = trees.sum_targets()
-    offsets = compute_offsets(trees.lengths)
-    owners, examples, _ = trees.list_memberships()
-    borders = np.searchsorted(owners, np.arange(len(trees.lengths) + 1))
-    segments = zip(
-        trees.parents.tolist(),
-        offsets[:-1].tolist(),
-        sum_over_ancestors(trees.parents, trees.lengths).tolist(),
-        trees.lengths.tolist(),
-        np.add.reduceat(is_trained, offsets[:-1], dtype=np.int64).tolist(),
-        [range(min(own), max(own) + 1) for own in np.split(examples, borders[1:-1])],
-        strict=True,
-    )
-    paths, path_offsets = list_paths(trees.parents, trees.ends)
-    tokens = np.diff(trees.list_example_tokens()[1])
-    targets = trees.targets
-    runs = list(zip(targets.starts.tolist(), targets.lengths.tolist(), targets.weights.tolist(), strict=True))
-    ids: list[str] = sequence.column("example_ids")[0].as_py()
-    return SequenceTree(
-        segments=tuple(starmap(TreeSegment, segments)),
-        examples=tuple(
-            TreeExample(
-                example_id=name,
-                tokens=int(tokens[at]),
-                segments=tuple(paths[path_offsets[at] : path_offsets[at + 1]].tolist()),
-                targets=tuple(runs[targets.offsets[at] : targets.offsets[at + 1]]),
-            )
-            for at, name in enumerate(ids)
-        ),
-    )
+    parents, lengths = row[PARENTS_COLUMN], row["segment_lengths"]
+    holding: list[list[int]] = [[] for _ in parents]
+    examples: list[TreeExample] = []
+    targets: list[list[tuple[int, int, float]]] = [[] for _ in row["example_ids"]]
+    runs = (row[f"target_{name}"] for name in ("examples", "starts", "lengths", "weights"))
+    for example, *run in zip(*runs, strict=True):
+        targets[example].append(tuple(run))
+    for number, (name, end) in enumerate(zip(row["example_ids"], row["example_ends"], strict=True)):
+        path: list[int] = [end]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        for segment in path:
+            holding[segment].append(number)
+        examples.append(TreeExample(name, sum(lengths[one] for one in path), tuple(path), tuple(targets[number])))
+    segments: list[TreeSegment] = []
+    offset = 0
+    for parent, length, own in zip(parents, lengths, holding, strict=True):
+        trained = sum(label != IGNORED_LABEL for label in row["labels"][offset : offset + length])
+        position = row["position_ids"][offset]
+        segments.append(TreeSegment(parent, offset, position, length, trained, range(own[0], own[-1] + 1)))
+        offset += length
+    return SequenceTree(tuple(segments), tuple(examples))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SequenceTokens:
-    """A sequence by columns, one entry per token: `texts` concatenate to the decoded text of a segment.
+@dataclass(frozen=True, slots=True)
+class SequenceTrace:
+    """A packed sequence: its segments and, as far as they were asked for, their origins and the texts of its tokens.
 
-    `messages` is −1 for text of the template; `weights` is empty if the recipe has none. Of a long sequence only the
-    first tokens are held; `tokens` counts all.
+    `texts`, `kinds` and `messages` have one entry for each of the tokens `shown`, and `texts` concatenate to the
+    decoded text of a segment; a message is −1 for text of the template.
     """
 
     dataset: str
     split: str
     sequence: int
-    tokens: int
-    ids: Sequence[int]
-    labels: Sequence[int]
-    positions: Sequence[int]
-    texts: Sequence[str]
-    kinds: Sequence[str]
-    messages: Sequence[int]
-    segments: Sequence[SegmentLocation]
-    weights: Sequence[float] = field(default=())
+    row: Mapping[str, Any]
+    """The row of the shard, without padding: ids, labels, positions and perhaps weights of all tokens."""
+    places: tuple[SegmentLocation, ...]
+    """Its segments; one that examples share is there for each of them."""
     tree: SequenceTree | None = None
     """What its examples share; None in recipes without `packing.share_prefixes`."""
+    origins: tuple[RowOrigin, ...] = ()
+    """Where the row of each place comes from."""
+    order_note: str = ""
+    token: int | None = None
+    """The token that is traced, if not the whole sequence is."""
+    shown: range = range(0)
+    texts: Sequence[str] = ()
+    kinds: Sequence[str] = ()
+    messages: Sequence[int] = ()
 
     @property
-    def trained(self) -> Sequence[bool]:
-        """Whether the loss is taken at each token."""
-        return [label != IGNORED_LABEL for label in self.labels]
+    def tokens(self) -> int:
+        """The number of all its tokens."""
+        return len(self.row["input_ids"])
+
+    @property
+    def segments(self) -> list[SegmentLocation]:
+        """The segments of the shown tokens; one that examples share is a part of the first of them."""
+        firsts = {place.segment: place for place in reversed(self.places)}
+        places = (firsts[number] for number in sorted(firsts))
+        shown = self.shown
+        return [one for one in places if one.offset < shown.stop and one.offset + one.length > shown.start]
+
+    @property
+    def classes(self) -> list[tuple[str, bool]]:
+        """The span kind of each shown token, and whether it is trained."""
+        labels = self.read("labels")
+        return [(kind, label != IGNORED_LABEL) for kind, label in zip(self.kinds, labels, strict=True)]
+
+    def read(self, column: str) -> list[Any]:
+        """Return a column of the shard for the shown tokens; empty if the shard does not have it."""
+        return self.row.get(column, [])[self.shown.start : self.shown.stop]
 
 
-def view_sequence(project: Project, dataset: str, encoder: Encoder, *, max_tokens: int) -> SequenceTokens | None:
-    """Return a sequence of a dataset's current shards, at most its first tokens; None if it has no shards."""
+def view_sequence(project: Project, dataset: str, encoder: Encoder, *, max_tokens: int) -> SequenceTrace | None:
+    """Return a sequence of a dataset's current shards with its first tokens; None if it has no shards."""
     lineage = load_lineage(project, dataset)
     packed = lineage.made.get(packed_shards.STAGE.name)
     parts = [part for part in (packed.parts if packed else ()) if "shard" in part.files and part.files["shard"].rows]
@@ -536,51 +549,36 @@ def view_sequence(project: Project, dataset: str, encoder: Encoder, *, max_token
         return None
     shard = read_sequences(project.store, parts[0].files["shard"])
     at = choose_sequence(shard.column("starts")[:CANDIDATES].to_pylist())
-    return _view_row(lineage, parts[0], shard.slice(at, 1), at, encoder, max_tokens)
+    return _read_texts(lineage, _read_sequence(lineage, parts[0], shard, at, None), range(max_tokens), encoder)
 
 
-def view_traced_sequence(project: Project, trace: "SequenceTrace") -> SequenceTokens:
-    """Return all tokens of a sequence that was traced."""
-    lineage = load_lineage(project, trace.dataset)
-    part = _find_shard_part(lineage, trace.split, trace.sequence, "")
-    at = trace.sequence - int(part.facts["first_sequence"])
-    shard = read_sequences(project.store, part.files["shard"])
-    return _view_row(lineage, part, shard.slice(at, 1), at, _open_encoder(lineage), trace.tokens)
-
-
-def _view_row(
-    lineage: Lineage, part: manifest.Part, shard_row: pa.Table, at: int, encoder: Encoder, max_tokens: int
-) -> SequenceTokens:
-    table = drop_padding(shard_row)
-    row: dict[str, Any] = table.to_pylist()[0]
-    tree = read_tree(table)
+def _read_sequence(
+    lineage: Lineage, part: manifest.Part, shard: pa.Table, at: int, order: "_TrainingOrder | None"
+) -> SequenceTrace:
+    row: dict[str, Any] = drop_padding(shard.slice(at, 1)).to_pylist()[0]
     sequence = at + int(part.facts["first_sequence"])
-    # A segment that several examples share is shown as part of the first of them.
-    places = {place.segment: place for _, place in reversed([*locate_segments(lineage, part, sequence, None)])}
-    shown = [places[segment] for segment in sorted(places) if places[segment].offset < max_tokens]
-    kinds, messages = _join_spans(lineage, shown)
-    ids = row["input_ids"][:max_tokens]
-    texts: list[str] = []
-    for place in shown:
-        parent = -1 if tree is None else tree.segments[place.segment].parent
-        end = 0 if parent < 0 else places[parent].offset + places[parent].length
-        before = ids[max(end - CONTEXT_TOKENS, places[parent].offset) : end] if end else []
-        texts += decode_each(encoder, ids[place.offset : place.offset + place.length], before)
-    return SequenceTokens(
-        dataset=lineage.dataset,
-        split=str(part.facts["split"]),
-        sequence=sequence,
-        tokens=len(row["input_ids"]),
-        ids=ids,
-        labels=row["labels"][:max_tokens],
-        positions=row["position_ids"][:max_tokens],
-        texts=texts,
-        kinds=[SPAN_KINDS[kind] for kind in kinds[: len(ids)]],
-        messages=messages[: len(ids)],
-        segments=shown,
-        weights=row[WEIGHT_COLUMN][:max_tokens] if WEIGHT_COLUMN in row else (),
-        tree=tree,
-    )
+    places = tuple(locate_segments(lineage, part, sequence, order))
+    return SequenceTrace(lineage.dataset, str(part.facts["split"]), sequence, row, places, read_tree(row))
+
+
+def _read_texts(lineage: Lineage, trace: SequenceTrace, shown: range, encoder: Encoder) -> SequenceTrace:
+    """Return a sequence with the texts of some of its tokens, and where these are in their examples."""
+    trace = replace(trace, shown=range(shown.start, min(shown.stop, trace.tokens)))
+    ids, segments, texts = trace.row["input_ids"], trace.segments, list[str]()
+    firsts = {place.segment: place for place in reversed(trace.places)}
+    for place in segments:
+        begin = max(place.offset, trace.shown.start)
+        # A character may begin in the tokens before: of the segment, or of the one that it continues.
+        before, until = place, begin
+        parent = -1 if trace.tree is None else trace.tree.segments[place.segment].parent
+        if begin == place.offset and parent >= 0:
+            before, until = firsts[parent], firsts[parent].offset + firsts[parent].length
+        own = ids[begin : min(place.offset + place.length, trace.shown.stop)]
+        texts += decode_each(encoder, own, ids[max(until - CONTEXT_TOKENS, before.offset) : until])
+    kinds, messages = _join_spans(lineage, segments)
+    first = trace.shown.start - segments[0].offset
+    own_kinds = [SPAN_KINDS[kind] for kind in kinds[first : first + len(texts)]]
+    return replace(trace, texts=texts, kinds=own_kinds, messages=messages[first : first + len(texts)])
 
 
 def choose_sequence(starts: Sequence[Sequence[int]]) -> int:
@@ -604,7 +602,7 @@ def decode_each(encoder: Encoder, ids: Sequence[int], context: Sequence[int] = (
     return texts
 
 
-def describe_segment(sequence: SequenceTokens, place: SegmentLocation) -> str:
+def describe_segment(sequence: SequenceTrace, place: SegmentLocation) -> str:
     """Say which segment it is, what it continues, and of which examples it is."""
     count = format_count(place.length, "token")
     if sequence.tree is None:
@@ -647,50 +645,11 @@ def _join_spans(lineage: Lineage, places: Sequence[SegmentLocation]) -> tuple[li
     return kinds, messages
 
 
-NEIGHBOR_TOKENS = 12
-"""Tokens shown on each side of a traced one."""
+def trace_sequence(project: Project, place: str, *, whole: bool = False) -> SequenceTrace:
+    """Trace `DATASET/SPLIT/N`, or one token of it with `:TOKEN`, to the source.
 
-
-@dataclass(frozen=True, slots=True)
-class TokenTrace:
-    """One token of a sequence: `at` is its index in the sequence, `in_example` its index in the tokenized example.
-
-    `weight` is its loss weight; None if the recipe has no weights. If examples share it, `position` is where it is in
-    each of them.
+    A token is shown with its neighbors; with `whole`, all tokens of the sequence are shown.
     """
-
-    at: int
-    position: int
-    token_id: int
-    text: str
-    before: str
-    after: str
-    trained: bool
-    weight: float | None
-    kind: str
-    message: int
-    in_example: int
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceTrace:
-    """A sequence: its segments, the origin of each, and one traced token if requested."""
-
-    dataset: str
-    split: str
-    sequence: int
-    tokens: int
-    trained_tokens: int
-    places: tuple[SegmentLocation, ...]
-    origins: tuple[RowOrigin, ...]
-    token: TokenTrace | None = None
-    order_note: str = ""
-    tree: SequenceTree | None = None
-    """What its examples share; None in recipes without `packing.share_prefixes`."""
-
-
-def trace_sequence(project: Project, place: str) -> SequenceTrace:
-    """Trace `DATASET/SPLIT/N`, or one token of it with `:TOKEN`, to the source."""
     words, _, at = place.partition(":")
     pieces = words.split("/")
     if len(pieces) != 3 or not pieces[2].isdecimal() or (at and not at.isdecimal()):
@@ -705,31 +664,27 @@ def trace_sequence(project: Project, place: str) -> SequenceTrace:
     lineage = load_lineage(project, dataset)
     part = _find_shard_part(lineage, split, sequence, place)
     order, note = load_order(lineage)
-    named = list(locate_segments(lineage, part, sequence, order))
-    shard = read_sequences(project.store, part.files["shard"]).slice(sequence - int(part.facts["first_sequence"]), 1)
-    table = drop_padding(shard)
-    row = table.to_pylist()[0]
-    if token is not None and token >= row["tokens"]:
+    shard = read_sequences(project.store, part.files["shard"])
+    trace = _read_sequence(lineage, part, shard, sequence - int(part.facts["first_sequence"]), order)
+    if token is not None and token >= trace.tokens:
         raise ConfigError(
-            f"--sequence {place}: the sequence has {row['tokens']} tokens; expected a token from 0 to "
-            f"{row['tokens'] - 1}; name one of them"
+            f"--sequence {place}: the sequence has {trace.tokens} tokens; expected a token from 0 to "
+            f"{trace.tokens - 1}; name one of them"
         )
     numbered = {one.part_id: one for one in lineage.parts}
     # A segment is named once for each example that holds it, and a row may have many of both.
-    records = {name: parse_row_id(name) for name, _ in named}
+    records = {one.row_id: parse_row_id(one.row_id) for one in trace.places}
     found = {name: find_origin(lineage, numbered[part_id], at) for name, (part_id, at) in records.items()}
-    return SequenceTrace(
-        dataset=dataset,
-        split=split,
-        sequence=sequence,
-        tokens=row["tokens"],
-        trained_tokens=row["trained_tokens"],
-        places=tuple(place for _, place in named),
-        origins=tuple(found[name] for name, _ in named),
-        token=None if token is None else _trace_token(lineage, row, [place for _, place in named], token),
-        order_note=note,
-        tree=read_tree(table),
-    )
+    origins = tuple(found[one.row_id] for one in trace.places)
+    trace = replace(trace, origins=origins, order_note=note, token=token)
+    if not whole and token is None:
+        return trace
+    shown = range(trace.tokens)
+    if not whole and token is not None:
+        own = next(one for one in trace.places if one.offset <= token < one.offset + one.length)
+        first, last = token - NEIGHBOR_TOKENS, token + NEIGHBOR_TOKENS + 1
+        shown = range(max(first, own.offset), min(last, own.offset + own.length))
+    return _read_texts(lineage, trace, shown, _open_encoder(lineage))
 
 
 def _find_shard_part(lineage: Lineage, split: str, sequence: int, place: str) -> manifest.Part:
@@ -744,29 +699,6 @@ def _find_shard_part(lineage: Lineage, split: str, sequence: int, place: str) ->
     raise ConfigError(
         f"--sequence {place}: no such sequence; {lineage.dataset} has the splits {splits}; "
         "name one of these; sequences count from 0"
-    )
-
-
-def _trace_token(lineage: Lineage, row: Mapping[str, Any], places: Sequence[SegmentLocation], at: int) -> TokenTrace:
-    """Look up the span and message of one token of a sequence in its example, and decode it with its neighbors."""
-    place = next(one for one in places if one.offset <= at < one.offset + one.length)
-    kinds, messages = _join_spans(lineage, [place])
-    first, last = max(place.offset, at - NEIGHBOR_TOKENS), min(place.offset + place.length, at + NEIGHBOR_TOKENS + 1)
-    ids, encoder = row["input_ids"][first:last], _open_encoder(lineage)
-    text = encoder.decode(ids)
-    begin, end = (len(encoder.decode(ids[:edge]).rstrip("\ufffd")) for edge in (at - first, at - first + 1))
-    return TokenTrace(
-        at=at,
-        position=row["position_ids"][at],
-        token_id=row["input_ids"][at],
-        text=text[begin:end],
-        before=text[:begin],
-        after=text[end:],
-        trained=row["labels"][at] >= 0,
-        weight=row[WEIGHT_COLUMN][at] if WEIGHT_COLUMN in row else None,
-        kind=SPAN_KINDS[kinds[at - place.offset]],
-        message=messages[at - place.offset],
-        in_example=place.start + at - place.offset,
     )
 
 

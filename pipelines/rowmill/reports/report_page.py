@@ -31,10 +31,10 @@ from rowmill.core.stage_names import GPU_PARTITIONS, RAW_DATASET, TOKENIZED_EXAM
 from rowmill.core.storage import digest_json
 from rowmill.executors import LocalPool
 from rowmill.inspection import inspect
-from rowmill.inspection.trace import SequenceTokens, describe_segment, view_sequence
+from rowmill.inspection.trace import SequenceTrace, describe_segment, view_sequence
 from rowmill.reports import console, flows, plots
 from rowmill.reports.build_view import BuildView, describe_changes, list_tables, load_build_view, tabulate_changes
-from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS
+from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS, WEIGHT_COLUMN
 from rowmill.schema.facts import TrainingSplitsFacts
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
 from rowmill.stages.base import StageContext
@@ -285,7 +285,7 @@ def _describe_sequences(build: BuildView, encoders: Mapping[str, Encoder]) -> di
     return described
 
 
-def describe_sequence(sequence: SequenceTokens) -> dict[str, Any]:
+def describe_sequence(sequence: SequenceTrace) -> dict[str, Any]:
     """Return what the template shows of a sequence: every token's class, and its numbers by column.
 
     Tokens are coloured by class and underlined where the loss is taken, so the page says the most important without a
@@ -293,29 +293,27 @@ def describe_sequence(sequence: SequenceTokens) -> dict[str, Any]:
     """
     segments = [place.segment for place in sequence.segments for _ in range(place.length)]
     columns: dict[str, Sequence[object]] = {
-        "ids": sequence.ids,
+        "ids": sequence.read("input_ids"),
         # An ignored label is left empty.
-        "labels": ["" if label == IGNORED_LABEL else label for label in sequence.labels],
-        "positions": sequence.positions,
-        "segments": segments[: len(sequence.ids)],
+        "labels": ["" if label == IGNORED_LABEL else label for label in sequence.read("labels")],
+        "positions": sequence.read("position_ids"),
+        "segments": segments[: len(sequence.texts)],
         "messages": ["" if message < 0 else message for message in sequence.messages],
     }
-    if sequence.weights:
-        columns["weights"] = [f"{weight:g}" for weight in sequence.weights]
+    if weights := sequence.read(WEIGHT_COLUMN):
+        columns["weights"] = [f"{weight:g}" for weight in weights]
     # Line ends are marked; a token that only completes a later character is a small square.
     texts = [text.replace("\n", "↵\n") or "▫" for text in sequence.texts]
-    styles = [
-        f"{kind} trained" if trained else kind for kind, trained in zip(sequence.kinds, sequence.trained, strict=True)
-    ]
+    styles = [f"{kind} trained" if trained else kind for kind, trained in sequence.classes]
     shown: list[tuple[str, list[tuple[str, list[str]]]]] = []
     for place in sequence.segments:
-        places = range(place.offset, min(place.offset + place.length, len(sequence.ids)))
+        places = range(place.offset, min(place.offset + place.length, len(texts)))
         spans = [(style, [texts[at] for at in run]) for style, run in groupby(places, key=styles.__getitem__)]
         shown.append((describe_segment(sequence, place), spans))
     counts = [
         f"packed sequence {sequence.dataset}/{sequence.split}/{sequence.sequence}",
         format_count(sequence.tokens, "token"),
-        f"the first {len(sequence.ids):,} of them" if len(sequence.ids) < sequence.tokens else "",
+        f"the first {len(texts):,} of them" if len(texts) < sequence.tokens else "",
         format_count(len(sequence.segments), "segment"),
         f"shared by {format_count(len(sequence.tree.examples), 'example')}" if sequence.tree else "",
     ]

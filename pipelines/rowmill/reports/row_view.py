@@ -5,7 +5,7 @@ Trained text is green, context plain, the template's text grey. Without colours,
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, starmap
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -30,18 +30,17 @@ from rowmill.core.json import Json, from_json, to_json
 from rowmill.inspection.chat_templates import TemplateProof, TemplateReport
 from rowmill.inspection.inspect import InspectedExample, InspectedRecord, TokenClass, classify_token
 from rowmill.inspection.trace import (
+    NEIGHBOR_TOKENS,
     RowOrigin,
     RowTrace,
     SegmentLocation,
     SequenceOccurrence,
-    SequenceTokens,
     SequenceTrace,
     SequenceTree,
-    TokenTrace,
     describe_segment,
     format_range,
 )
-from rowmill.schema.examples import ROW_FIELDS, find_token_fields
+from rowmill.schema.examples import ROW_FIELDS, WEIGHT_COLUMN, find_token_fields
 from rowmill.schema.ledger import REASON_DESCRIPTIONS
 from rowmill.schema.rows import ROW_KIND_COLUMNS
 
@@ -187,12 +186,12 @@ def _mark_classes(stretches: Iterable[tuple[TokenClass, str]], *, colours: bool)
 # ── A packed sequence ──────────────────────────────────────────────────────────────────────────────
 
 
-def render_packed_sequence(trace: SequenceTrace, sequence: SequenceTokens, *, colours: bool) -> RenderableType:
+def render_packed_sequence(sequence: SequenceTrace, *, colours: bool) -> RenderableType:
     """Show a whole sequence: where its segments come from, or the tree that its examples share, then their texts."""
-    lines: list[RenderableType] = [render_sequence_trace(trace), Text("")]
+    lines: list[RenderableType] = [render_sequence_trace(sequence), Text("")]
     if colours:
         lines.append(_render_legend())
-    classes = list(map(classify_token, sequence.kinds, sequence.trained))
+    classes = list(starmap(classify_token, sequence.classes))
     for place in sequence.segments:
         places = range(place.offset, place.offset + place.length)
         runs = groupby(places, key=classes.__getitem__)
@@ -313,7 +312,7 @@ def render_sequence_trace(trace: SequenceTrace) -> RenderableType:
     lines: list[RenderableType] = [
         Text.assemble(
             (f"{trace.dataset}/{trace.split}/{trace.sequence}", HEAD),
-            f"  {format_count(trace.tokens, 'token')}, {format_value(trace.trained_tokens)} trained",
+            f"  {format_count(trace.tokens, 'token')}, {format_value(trace.row['trained_tokens'])} trained",
         ),
         label_value("shard", f"{trace.places[0].shard}, row {trace.places[0].shard_row}"),
     ]
@@ -337,14 +336,15 @@ def render_sequence_trace(trace: SequenceTrace) -> RenderableType:
             ]
             lines += [Text(""), make_grid(["segment", "tokens", "length", "example", "source"], rows)]
         return Group(*lines, *(Text(f"  {escape_control_characters(problem)}", LOOK) for problem in problems))
-    at = trace.token.at
+    at = trace.token
     holding = [i for i, place in enumerate(trace.places) if place.offset <= at < place.offset + place.length]
-    lines += _render_token(trace.token, trace.places[holding[0]])
+    place = trace.places[holding[0]]
+    lines += _render_token(trace, at, place)
     if trace.tree is not None:
         # Which of the examples that share the token train it, and with what weight.
-        numbers = trace.tree.segments[trace.places[holding[0]].segment].examples
-        examples = [trace.tree.examples[number] for number in numbers]
-        weights = [(example.example_id, example.find_weight(trace.token.position)) for example in examples]
+        examples = [trace.tree.examples[number] for number in trace.tree.segments[place.segment].examples]
+        position = trace.row["position_ids"][at]
+        weights = [(example.example_id, example.find_weight(position)) for example in examples]
         trained = [f"{name} × {weight:g}" for name, weight in weights if weight is not None]
         shared = f"by {format_count(len(examples), 'example')}, of which {len(trained)} train it"
         lines.append(label_value("shared", shared if len(examples) > 1 else "by no other example"))
@@ -357,24 +357,27 @@ def render_sequence_trace(trace: SequenceTrace) -> RenderableType:
     return Group(*lines, Text(""))
 
 
-def _render_token(token: TokenTrace, location: SegmentLocation) -> Iterator[RenderableType]:
+def _render_token(trace: SequenceTrace, at: int, place: SegmentLocation) -> Iterator[RenderableType]:
+    number = at - trace.shown.start
+    (kind, trained), message, weights = trace.classes[number], trace.messages[number], trace.row.get(WEIGHT_COLUMN)
     about = join_facts(
         [
-            token.kind,
-            f"message {token.message}" if token.message >= 0 else "",
-            "trained" if token.trained else "not trained",
-            "" if token.weight is None else f"weight {token.weight:g}",
+            kind,
+            f"message {message}" if message >= 0 else "",
+            "trained" if trained else "not trained",
+            "" if weights is None else f"weight {weights[at]:g}",
         ]
     )
-    yield label_value(
-        "token", f"{token.at} · id {token.token_id} · {escape_control_characters(token.text)!r} · {about}"
-    )
-    around = Text(_mark_line_ends(token.before), DIM)
-    around.append(f"⟦{_mark_line_ends(token.text)}⟧", GOOD if token.trained else HEAD).append(
-        _mark_line_ends(token.after), DIM
-    )
+    text, token_id = trace.texts[number], trace.row["input_ids"][at]
+    yield label_value("token", f"{at} · id {token_id} · {escape_control_characters(text)!r} · {about}")
+    first = max(place.offset - trace.shown.start, number - NEIGHBOR_TOKENS, 0)
+    last = min(place.offset + place.length - trace.shown.start, number + NEIGHBOR_TOKENS + 1)
+    before, after = ("".join(trace.texts[own]) for own in (slice(first, number), slice(number + 1, last)))
+    around = Text(_mark_line_ends(before), DIM)
+    around.append(f"⟦{_mark_line_ends(text)}⟧", GOOD if trained else HEAD).append(_mark_line_ends(after), DIM)
     yield label_value("text", around)
-    yield label_value("example", f"{location.example_id}, its token {token.in_example} · segment {location.segment}")
+    in_example = place.start + at - place.offset
+    yield label_value("example", f"{place.example_id}, its token {in_example} · segment {place.segment}")
 
 
 def _mark_line_ends(text: str) -> str:

@@ -23,7 +23,7 @@ from pydantic_core import PydanticUndefined
 
 from docs.generate import site, walkthrough
 from docs.generate.reference_pages import divide_reference, make_anchor
-from rowmill import exports, sources, stats
+from rowmill import exports, sources
 from rowmill.alerts import CommandAlert, EmailAlert, WebhookAlert
 from rowmill.checks import catalog, gates
 from rowmill.checks.gates import Bound, Expectation, Waiver
@@ -52,6 +52,7 @@ from rowmill.sources.encodings import CODECS
 from rowmill.sources.files import FORMATS_BY_SUFFIX
 from rowmill.sources.parts import Limits, RecordLimits
 from rowmill.stats import views
+from rowmill.stats.views import list_view_names, query_views
 from rowmill.tokenization.tokenizer_source import TokenizerChoice
 from rowmill.tracking import MlflowTracker, OpenLineageTracker, WandbTracker
 
@@ -445,8 +446,8 @@ def _render_views_section() -> Iterator[str]:
         "DuckDB has these descriptions as comments: `from duckdb_columns() select column_name, comment`.",
     )
     with tempfile.TemporaryDirectory() as folder:
-        _, columns = stats.query_views(Store(folder), COLUMNS_OF_VIEWS)
-    for view in stats.list_view_names():
+        _, columns = query_views(Store(folder), COLUMNS_OF_VIEWS)
+    for view in list_view_names():
         yield from (
             "",
             f"### `{view}`",
@@ -607,7 +608,7 @@ def replace_answers(text: str, store: Store) -> str:
 
 
 def _render_answer(store: Store, query: str) -> str:
-    columns, rows = stats.query_views(store, query)
+    columns, rows = query_views(store, query)
     shown = console.render_text(console.make_grid(columns, rows, indent=0))
     return "\n".join(line.rstrip() for line in shown.splitlines())
 

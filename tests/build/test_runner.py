@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from rowmill import stats
 from rowmill.build import gate, prepare, runner, steps
 from rowmill.build.runner import BackgroundStatistics
 from rowmill.checks.gates import list_thresholds
@@ -21,6 +20,7 @@ from rowmill.core.storage import Store
 from rowmill.executors import local
 from rowmill.schema import manifest
 from rowmill.stages import catalog
+from rowmill.stats.views import query_views
 from tests.support.recipes import CHAT, LENIENT, PAIR, Built, Workspace, chat, flip_bit, lines, pair
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -275,7 +275,7 @@ def test_late_statistics_leave_the_version_that_another_build_made_current(
     second = workspace.recipe(DATASETS, seq_len=128).build()
     for write in late:
         write()
-    shown = stats.query_views(second.project.store, "SELECT version FROM current_versions WHERE scope = 'chats'")[1]
+    shown = query_views(second.project.store, "SELECT version FROM current_versions WHERE scope = 'chats'")[1]
     replaced, current = (built.manifest("chats", "packed_shards").version for built in (first, second))
     assert (replaced,) not in shown
     assert (current,) in shown

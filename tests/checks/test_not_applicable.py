@@ -10,7 +10,6 @@ import pytest
 
 from dagster_rowmill import metadata
 from dagster_rowmill.factory import make_asset_check_result
-from rowmill import stats
 from rowmill.checks.catalog import CHECKS
 from rowmill.checks.judge import CheckResult
 from rowmill.cli import main
@@ -19,6 +18,7 @@ from rowmill.kinds.tables.record_tokens import count_verified
 from rowmill.reports import report_page, summary
 from rowmill.reports.build_view import load_build_view
 from rowmill.schema.manifest import NOT_APPLICABLE
+from rowmill.stats.views import query_views
 from tests.support.recipes import CHAT, CHATML, PAIR, TEXT, Built, Workspace, chat, document, pair
 from tests.support.tables import as_csv, grouped, purchases, records
 
@@ -114,7 +114,7 @@ def test_terminal_and_report_say_not_applicable_and_count_it_apart(
 
 @pytest.mark.slow
 def test_sql_dagster_and_summary_tell_not_applicable_from_passed_and_failed(built: Built) -> None:
-    _, answer = stats.query_views(
+    _, answer = query_views(
         built.project.store,
         "SELECT check_name, outcome, passed, value FROM check_results "
         "WHERE dataset = 'table' AND stage = 'tokenized_examples'",

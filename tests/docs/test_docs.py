@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks import against_trl
 from docs.generate import reference, walkthrough
-from rowmill import exports, sources, stats
+from rowmill import exports, sources
 from rowmill.build.steps import Project
 from rowmill.checks import catalog, gates
 from rowmill.cli import main
@@ -27,6 +27,7 @@ from rowmill.kinds.catalog import Format
 from rowmill.recipe import recipe
 from rowmill.reports.dataset_card import write_card
 from rowmill.schema import ledger
+from rowmill.stats.views import query_views
 from tests.support.loops import for_each
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,7 +113,7 @@ def test_answers_are_those_of_a_build_of_the_demo(demo: Project) -> None:
 @pytest.mark.slow
 @for_each("query", blocks(ROOT / reference.QUERIES_PAGE, "sql"))
 def test_every_question_has_an_answer(demo: Project, query: str) -> None:
-    columns, rows = stats.query_views(demo.store, query)
+    columns, rows = query_views(demo.store, query)
     assert columns
     assert rows
 

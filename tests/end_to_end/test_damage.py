@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rowmill import stats
 from rowmill.build import gate, runner, steps
 from rowmill.cli.error_boundary import ExitStatus
 from rowmill.core.errors import DamagedFileError, GateError, IntegrityError
 from rowmill.core.storage import digest_file
 from rowmill.inspection import verify
 from rowmill.schema import manifest
+from rowmill.stats.views import query_views
 from tests.support.cli_project import run
 from tests.support.recipes import CHAT, LENIENT, PAIR, Workspace, chat, current, flip_bit, pair
 from tests.support.tables import RECORDS, as_csv, purchases
@@ -94,7 +94,7 @@ def flip_value(path: Path) -> None:
 def test_damaged_statistics_are_named_and_written_again(copy: Workspace, spoil: Callable[[Path], None]) -> None:
     def tables() -> dict[str, list[tuple[object, ...]]]:
         return {
-            name: sorted(stats.query_views(copy.project.store, f"FROM {name}")[1], key=repr)
+            name: sorted(query_views(copy.project.store, f"FROM {name}")[1], key=repr)
             for name in ("ledger", "token_ledger", "examples", "lengths", "what_if")
         }
 
@@ -119,7 +119,7 @@ def test_build_that_meets_a_damaged_table_of_statistics_writes_it_again(copy: Wo
             empty(path)
     copy.build()
     records = "SELECT sum(records) FROM ledger WHERE stage = 'canonical_rows'"
-    assert stats.query_views(copy.project.store, records)[1] == [(80,)]
+    assert query_views(copy.project.store, records)[1] == [(80,)]
 
 
 def test_damage_that_the_thread_of_the_statistics_meets_is_repaired(copy: Workspace) -> None:
@@ -139,9 +139,9 @@ def test_query_of_damaged_statistics_names_the_file_and_the_remedy(copy: Workspa
     empty(made)
 
     with pytest.raises(IntegrityError, match=rf"{made.name}: .*`rowmill verify RECIPE --deep --discard`"):
-        stats.query_views(copy.project.store, "FROM builds")
+        query_views(copy.project.store, "FROM builds")
     verify.discard_damage(copy.project, verify.verify_recipe(copy.project, deep=True))
-    assert len(stats.query_views(copy.project.store, "FROM builds")[1]) > 0
+    assert len(query_views(copy.project.store, "FROM builds")[1]) > 0
 
 
 # ── files of parts ──

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill import stats
 from rowmill.build import runner, steps
 from rowmill.checks import expectation_suite
 from rowmill.core import html
@@ -24,6 +23,7 @@ from rowmill.inspection.trace import SegmentLocation, SequenceTrace
 from rowmill.reports import plots, report_page
 from rowmill.reports.build_view import load_build_view
 from rowmill.schema.manifest import DisplayTable
+from rowmill.stats.views import query_views
 from tests.reports.conftest import make_hostile_rows, with_hostile_rows
 from tests.support.markup import Page
 from tests.support.ports import take_free_ports
@@ -288,7 +288,7 @@ def test_check_that_runs_alone_hides_no_other_result(tmp_path: Path) -> None:
     step = steps.find_step(project, made.key)
     [alone] = runner.check_step(project, step, made, only={"rejects"})
     query = "SELECT check_name FROM check_results WHERE stage = 'canonical_rows' ORDER BY 1"
-    _, shown = stats.query_views(project.store, query)
+    _, shown = query_views(project.store, query)
     docs = project.store.read(expectation_suite.expectations_page_path(step.key)).decode()
     assert alone.check == "rejects"
     assert [check for (check,) in shown] == sorted(one.check for one in step.thresholds)

@@ -17,7 +17,7 @@ from rowmill.stages import catalog, truncation_stats
 from rowmill.stages.base import StageDeclaration
 from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.packed_shards import stage as packed_shards
-from rowmill.stats import SCHEMAS
+from rowmill.stats.tables import SCHEMAS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from rowmill.build.steps import plan_steps
 from rowmill.core.errors import ConfigError, GateError, SourceError
-from rowmill.stats import query_views
+from rowmill.stats.views import query_views
 from tests.support.recipes import PAIR, TO_ROWS, Workspace, chat, sentence, tokenizer_json, write_tokenizer
 
 QUESTION = "A farmer has nine sheep and all but seven of them run away at night. How many are left?"

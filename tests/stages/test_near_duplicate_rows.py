@@ -10,7 +10,7 @@ import pytest
 
 from rowmill.core.errors import ConfigError
 from rowmill.stages.canonical_rows import near_duplicate_rows
-from rowmill.stats import query_views
+from rowmill.stats.views import query_views
 from tests.support.recipes import CHAT, TEXT, TO_ROWS, Built, Workspace, sentence
 
 SMALL = {"ngram": 2, "min_words": 1}

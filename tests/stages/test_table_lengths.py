@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from rowmill import stats
 from rowmill.build import comparison
 from rowmill.core.console import render_text
 from rowmill.core.errors import GateError
 from rowmill.reports.build_view import load_build_view
 from rowmill.reports.summary import render_statistics
+from rowmill.stats.views import ESTIMATE_NOTES, PLANNED_NOTE
 from tests.support.recipes import LENIENT, TO_ROWS, Built, Workspace
 from tests.support.tables import as_csv, grouped, purchases, records
 
@@ -91,8 +91,8 @@ def test_pages_of_records_do_not_mention_truncation(tmp_path: Path) -> None:
     facts = made.facts("rows", "truncation_stats")
 
     assert "what truncation removed" not in shown
-    assert stats.PLANNED_NOTE in shown
-    assert stats.ESTIMATE_NOTES["what_if"] not in shown
+    assert PLANNED_NOTE in shown
+    assert ESTIMATE_NOTES["what_if"] not in shown
     idle = {name for name, value in facts.items() if value == "not_applicable"}
     assert idle == {"shortened", "tokens_removed", "trained_removed"}
     packed = made.manifest("rows", "packed_shards")

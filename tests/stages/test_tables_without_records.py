@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from rowmill import stats
 from rowmill.cli import main
 from rowmill.cli.error_boundary import ExitStatus
+from rowmill.stats.views import query_views
 from tests.support.recipes import Workspace
 
 pytestmark = pytest.mark.slow
@@ -34,5 +34,5 @@ def test_table_of_which_no_record_can_be_read_has_only_rejects(
 
     assert before == after == ExitStatus.GATE_CLOSED
     assert f"{reason}: {count}, the first is" in said
-    found = stats.query_views(made.project.store, "SELECT reason, count(*) FROM rejects GROUP BY ALL")[1]
+    found = query_views(made.project.store, "SELECT reason, count(*) FROM rejects GROUP BY ALL")[1]
     assert found == [(reason, count)]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill import stats
 from rowmill.core.errors import ConfigError
 from rowmill.inspection import trace
 from rowmill.kinds.shared.splits import Splits, Splitter
 from rowmill.stages.packed_shards.split_plans import hold_out_groups
+from rowmill.stats.views import query_views
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, lines
 
 
@@ -156,7 +156,7 @@ def test_carved_validation_is_exported_leaks_nothing_and_its_surplus_is_traced_a
     left = [row for name in WANTED for row in built.rows_of(name, "packed_shards", file="left_out")]
     surplus = [row["tokens"] for row in left if row["state"] == "validation_surplus"]
 
-    assert stats.query_views(built.project.store, sql)[1] == [("validation_surplus", len(surplus), sum(surplus))]
+    assert query_views(built.project.store, sql)[1] == [("validation_surplus", len(surplus), sum(surplus))]
 
 
 @pytest.mark.slow

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from dagster_rowmill import metadata
-from rowmill import stats
 from rowmill.build import runner
 from rowmill.core import arrays
 from rowmill.core.stage_names import EXPORTS
 from rowmill.reports import console
 from rowmill.stages import catalog
+from rowmill.stats.views import query_views
 from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document
 
 pytestmark = pytest.mark.slow
@@ -94,7 +94,7 @@ def truth(built: Built, *key: str) -> int:
 def lines_of_builds(built: Built, where: str = "not reused") -> dict[tuple[str, ...], tuple[int, int, int]]:
     """Return rows, parts and reused parts of each stage from the view `builds`."""
     sql = f"SELECT dataset, stage, rows, parts, parts_reused FROM builds WHERE {where}"
-    _, lines = stats.query_views(built.project.store, sql)
+    _, lines = query_views(built.project.store, sql)
     assert len({line[:2] for line in lines}) == len(lines)
 
     def key(dataset: str, stage: str) -> tuple[str, ...]:
@@ -139,18 +139,16 @@ def test_run_that_built_nothing_is_no_run_and_counts_all_parts_as_reused(built: 
     store = built.project.store
     # Without seconds: DuckDB adds floats up in any order.
     runs = "SELECT COLUMNS(* EXCLUDE seconds) FROM runs ORDER BY run_id"
-    before = stats.query_views(store, runs)
+    before = query_views(store, runs)
     made = {report.manifest.run_id for report, _ in built.steps.values()}
 
     runner.build(built.project)
 
-    assert stats.query_views(store, runs) == before
-    _, lines = stats.query_views(store, "SELECT run_id, stages FROM runs")
+    assert query_views(store, runs) == before
+    _, lines = query_views(store, "SELECT run_id, stages FROM runs")
     assert dict(lines) == Counter(report.manifest.run_id for report, _ in built.steps.values())
-    assert {
-        run_id for (run_id,) in stats.query_views(store, "SELECT DISTINCT run_id FROM builds WHERE reused")[1]
-    } <= made
-    _, [(said,)] = stats.query_views(store, "SELECT comment FROM duckdb_views() WHERE view_name = 'runs'")
+    assert {run_id for (run_id,) in query_views(store, "SELECT DISTINCT run_id FROM builds WHERE reused")[1]} <= made
+    _, [(said,)] = query_views(store, "SELECT comment FROM duckdb_views() WHERE view_name = 'runs'")
     assert "reused everything has no row" in said
 
     reused = [report for _, report, _ in runner.build(built.project)]

@@ -9,9 +9,9 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from rowmill import stats
 from rowmill.schema.rows import REJECT_SCHEMA
 from rowmill.stats import tables
+from rowmill.stats.views import query_views
 from tests.support.recipes import CHAT, PAIR, Built, Workspace, chat, pair, write_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,7 +121,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def ask(built: Built, sql: str) -> list[tuple[Any, ...]]:
-    return stats.query_views(built.project.store, sql)[1]
+    return query_views(built.project.store, sql)[1]
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from dagster_rowmill import metadata
-from rowmill import stats
 from rowmill.build import runner, steps
 from rowmill.cli import main
 from rowmill.core.console import render_text
@@ -15,6 +14,7 @@ from rowmill.reports import report_page, summary
 from rowmill.reports.build_view import load_build_view
 from rowmill.schema.rows import NORMALIZATION_COLUMNS
 from rowmill.stages import catalog, truncation_stats
+from rowmill.stats.views import ESTIMATE_NOTES, query_views
 from tests.support.recipes import CHAT, PAIR, Built, Workspace, chat, pair, sentence, write_tokenizer
 
 TEMPLATE = (
@@ -136,10 +136,10 @@ def test_what_if_is_called_an_estimate_wherever_it_is_shown(built: Built) -> Non
     assert lost < made.facts["trained_removed"]
     assert sequences > built.facts("rows", "packed_shards")["sequences"]
 
-    said = stats.ESTIMATE_NOTES["what_if"]
+    said = ESTIMATE_NOTES["what_if"]
     page = metadata.make_stage_page(built.project, built.report("rows", "truncation_stats"))
     asked = "SELECT comment FROM duckdb_views() WHERE view_name = 'what_if' AND schema_name = 'main'"
-    _, [(comment,)] = stats.query_views(built.project.store, asked)
+    _, [(comment,)] = query_views(built.project.store, asked)
     report = built.project.store.local(report_page.report_path("mini"))
     report_page.write_report(built.project)
     places = (page["about what_if"].value, comment, report.read_text("utf-8"), reports_text(built))

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rowmill import stats
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import ConfigError, SchemaError
 from rowmill.core.storage import Store
@@ -23,7 +22,16 @@ from rowmill.schema.examples import EXAMPLE_SCHEMA
 from rowmill.schema.manifest import DisplayTable, Manifest, Part, StageKey
 from rowmill.schema.rows import REJECT_SCHEMA, ROW_SCHEMA
 from rowmill.stages import catalog
-from rowmill.stats import views
+from rowmill.stats import tables, views
+from rowmill.stats.tables import (
+    SCHEMAS,
+    StatsInputs,
+    record_manifest,
+    remove_version_tables,
+    set_current_versions,
+    write_check_results,
+)
+from rowmill.stats.views import list_history_names, list_view_names, publish_views, query_views
 
 pytestmark = pytest.mark.slow
 
@@ -55,10 +63,10 @@ def manifest_of(stage: str, version: str, *, key: StageKey | None = None, **cont
 
 def record(store: Store, manifest: Manifest, *, reused: bool = False, parts_reused: int = 0) -> None:
     """Write what the manifest's stage feeds the statistics."""
-    stats.record_manifest(store, manifest, feeds_of(manifest.stage), reused=reused, parts_reused=parts_reused)
+    record_manifest(store, manifest, feeds_of(manifest.stage), reused=reused, parts_reused=parts_reused)
 
 
-def feeds_of(stage: str) -> stats.StatsInputs:
+def feeds_of(stage: str) -> StatsInputs:
     """Return what the statistics take from a stage."""
     return catalog.find_stage(stage).stats_inputs
 
@@ -94,7 +102,7 @@ def _zero(kind: pa.DataType) -> Any:
 
 
 def answer(store: Store, sql: str) -> list[tuple[Any, ...]]:
-    return stats.query_views(store, sql)[1]
+    return query_views(store, sql)[1]
 
 
 def ledger_of(version: str, kept: int, *, dataset: str = "chats") -> Manifest:
@@ -110,14 +118,14 @@ def test_query_of_one_recipe_shows_that_recipe_in_every_view(tmp_path: Path, roo
         record(store, manifest_of("canonical_rows", "v1", key=key, ledger=(("kept", "", kept),)))
 
     for recipe, kept in (("mine", 3), ("yours", 5)):
-        assert stats.query_views(store, "SELECT recipe, records FROM ledger", recipe=recipe)[1] == [(recipe, kept)]
-    views = (*stats.list_view_names(), *(f"history.{name}" for name in stats.list_history_names()))
+        assert query_views(store, "SELECT recipe, records FROM ledger", recipe=recipe)[1] == [(recipe, kept)]
+    views = (*list_view_names(), *(f"history.{name}" for name in list_history_names()))
     # One query, because each makes all views anew.
     everything = " UNION ALL ".join(f"SELECT '{view}', recipe FROM {view}" for view in views)
     for name in ("mine", "none"):
-        found = stats.query_views(store, everything, recipe=name)[1]
+        found = query_views(store, everything, recipe=name)[1]
         assert [(view, recipe) for view, recipe in found if recipe != name] == []
-    assert "history.ledger" in {view for view, _ in stats.query_views(store, everything, recipe="mine")[1]}
+    assert "history.ledger" in {view for view, _ in query_views(store, everything, recipe="mine")[1]}
 
 
 # ── The questions of the specification ────────────────────────────────────────────────────────────
@@ -203,10 +211,10 @@ def test_tables_hold_rows_and_rejects_of_all_parts_and_examples_without_tokens(s
     part = part_of(store, "p", examples=filled(EXAMPLE_SCHEMA, lines))
     record(store, manifest_of("tokenized_examples", "v1", parts=(part,), token_ledger=(("train", "trained", 1),)))
 
-    columns, found = stats.query_views(store, "FROM examples")
+    columns, found = query_views(store, "FROM examples")
 
     of_rows = ("removed_tokens", "source", "record", "line", "domain", "preview")
-    assert columns[3:] == (*stats.SCHEMAS["examples"].names, *of_rows)
+    assert columns[3:] == (*SCHEMAS["examples"].names, *of_rows)
     assert found[0][3:6] == ("a:0#0", ["a:0"], "")
     assert answer(store, 'SELECT stage, split, "class", tokens FROM token_ledger') == [
         ("tokenized_examples", "train", "trained", 1)
@@ -300,7 +308,7 @@ def test_check_results_after_a_changed_bound_show_the_last_and_keep_the_first(st
     strict = [result("rejects", 0.2, 0.050000001, passed=False), result("nonempty", None, 1, passed=False)]
     lenient = [result("rejects", 0.2, 0.3, passed=True), result("nonempty", None, 1, passed=False)]
     for results in (strict, strict, lenient):
-        stats.write_check_results(store, manifest, results)
+        write_check_results(store, manifest, results)
 
     assert answer(store, "SELECT check_name, value, bound, passed FROM check_results ORDER BY 1") == [
         ("nonempty", None, 1.0, False),
@@ -323,21 +331,21 @@ def test_views_show_the_version_pointed_at_and_the_history_all_that_are_kept(sto
     assert answer(store, "SELECT version FROM history.ledger WHERE state = 'kept' ORDER BY 1") == [("v1",), ("v2",)]
     assert answer(store, "FROM current_versions") == [("support", "chats", "canonical_rows", "v2")]
 
-    stats.set_current_versions(store, *CHATS, "canonical_rows", ("v1",))
+    set_current_versions(store, *CHATS, "canonical_rows", ("v1",))
 
     assert answer(store, "SELECT DISTINCT version FROM ledger") == [("v1",)]
 
-    stats.remove_version_tables(store, *CHATS, "v1")
+    remove_version_tables(store, *CHATS, "v1")
 
     assert answer(store, "SELECT DISTINCT version FROM history.ledger") == [("v2",)]
 
     for version in ("v1", "v2", "v3"):
         record(store, ledger_of(version, 1))
 
-    stats.set_current_versions(store, *CHATS, "canonical_rows", ("v1", "v3"))
+    set_current_versions(store, *CHATS, "canonical_rows", ("v1", "v3"))
     assert answer(store, "SELECT DISTINCT version FROM ledger ORDER BY 1") == [("v1",), ("v3",)]
 
-    stats.set_current_versions(store, *CHATS, "canonical_rows", ())
+    set_current_versions(store, *CHATS, "canonical_rows", ())
     assert answer(store, "FROM ledger") == []
 
 
@@ -349,8 +357,8 @@ def test_views_show_no_rejects_of_a_version_before_and_keep_names_of_digits_text
     assert answer(store, "FROM rejects") == []
     assert len(answer(store, "FROM history.rejects")) == 1
 
-    stats.write_table(store, "ledger", "r", "2024", "0012", _ledger(1))
-    stats.set_current_versions(store, "r", "2024", "canonical_rows", ("0012",))
+    tables.write_table(store, "ledger", "r", "2024", "0012", _ledger(1))
+    set_current_versions(store, "r", "2024", "canonical_rows", ("0012",))
 
     assert answer(store, "SELECT dataset, version FROM ledger") == [("2024", "0012")]
 
@@ -360,11 +368,11 @@ def _ledger(records: int, lines: int = 1) -> pa.Table:
 
 
 def test_views_on_an_empty_root_are_empty_with_all_their_columns(store: Store) -> None:
-    for view in stats.SCHEMAS:
-        columns, rows = stats.query_views(store, f"FROM {view}")
-        own = ("recipe", "dataset", "version", *(name for name in stats.SCHEMAS[view].names if name != "dataset"))
+    for view in SCHEMAS:
+        columns, rows = query_views(store, f"FROM {view}")
+        own = ("recipe", "dataset", "version", *(name for name in SCHEMAS[view].names if name != "dataset"))
         assert columns[: len(own)] == own
-        kept, old_rows = stats.query_views(store, f"FROM history.{view}")
+        kept, old_rows = query_views(store, f"FROM history.{view}")
         assert kept == own
         assert rows == old_rows == []
 
@@ -373,11 +381,11 @@ def test_each_view_is_listed_once_and_it_and_each_column_has_a_comment(store: St
     record(store, ledger_of("v1", 10))
 
     for recipe in (None, "support"):
-        listed = [name for (name,) in stats.query_views(store, "SHOW TABLES", recipe=recipe)[1]]
-        assert sorted(listed) == sorted(stats.list_view_names())
+        listed = [name for (name,) in query_views(store, "SHOW TABLES", recipe=recipe)[1]]
+        assert sorted(listed) == sorted(list_view_names())
         history = "SELECT view_name FROM duckdb_views() WHERE schema_name = 'history' AND NOT internal"
-        kept = [name for (name,) in stats.query_views(store, history, recipe=recipe)[1]]
-        assert sorted(kept) == sorted(stats.list_history_names())
+        kept = [name for (name,) in query_views(store, history, recipe=recipe)[1]]
+        assert sorted(kept) == sorted(list_history_names())
 
     commented_views = answer(store, "SELECT view_name, comment FROM duckdb_views() WHERE NOT internal")
     every = "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal"
@@ -389,7 +397,7 @@ def test_each_view_is_listed_once_and_it_and_each_column_has_a_comment(store: St
     told = {(view, column) for view, column_words in views.COLUMN_DOCS.items() for column in column_words}
     assert told <= own
     assert {name for name, _ in commented_views} == set(views.VIEW_DOCS)
-    assert sorted(stats.query_views(store, every, recipe="support")[1]) == sorted(columns)
+    assert sorted(query_views(store, every, recipe="support")[1]) == sorted(columns)
 
 
 def test_runs_count_what_a_run_built_and_truncation_adds_up_examples_by_split(store: Store) -> None:
@@ -441,7 +449,7 @@ def test_query_on_a_remote_root_answers_from_memory() -> None:
 
     assert answer(store, "SELECT version, records FROM ledger WHERE state = 'kept'") == [("v2", 20)]
     with pytest.raises(ConfigError, match="disabled by configuration"):
-        stats.query_views(store, "FROM read_text('/etc/hostname')")
+        query_views(store, "FROM read_text('/etc/hostname')")
 
 
 # ── A query reads only the statistics ────────────────────────────────────────────────
@@ -468,12 +476,12 @@ def test_query_on_a_remote_root_answers_from_memory() -> None:
 )
 def test_invalid_or_external_query_is_refused_in_four_parts(store: Store, sql: str, why: str) -> None:
     python_variable = pa.table({"a": [1]})
-    stats.publish_views(store)
+    publish_views(store)
     store.write("secret.txt", b"secret")
     before = _files(store)
 
     with pytest.raises(ConfigError) as refusal:
-        stats.query_views(store, sql.replace("{root}", store.root))
+        query_views(store, sql.replace("{root}", store.root))
 
     message = str(refusal.value)
     assert message.startswith("query ")
@@ -509,7 +517,7 @@ def test_ledger_with_a_version_switched_between_listing_and_reading_shows_the_ve
     younger than the list of the table's files.
     """
     record(store, ledger_of("v1", 10))
-    stats.publish_views(store)
+    publish_views(store)
 
     def switch() -> bool:
         record(store, ledger_of("v2", 20))
@@ -527,23 +535,23 @@ SWITCHES = 60
 WRITER = """
 import sys
 import pyarrow as pa
-from rowmill import stats
+from rowmill.stats import tables, views
 from rowmill.core.storage import Store, digest_bytes
 
 store = Store(sys.argv[1])
 for number in range(1, int(sys.argv[2]) + 1):
     lines = [{"stage": "s", "state": "kept", "reason": "", "records": number}] * 10
-    stats.write_table(store, "ledger", "r", "d", f"v{number}", pa.Table.from_pylist(lines))
-    stats.set_current_versions(store, "r", "d", "canonical_rows", (f"v{number}",))
-    stats.publish_views(store)
+    tables.write_table(store, "ledger", "r", "d", f"v{number}", pa.Table.from_pylist(lines))
+    tables.set_current_versions(store, "r", "d", "canonical_rows", (f"v{number}",))
+    views.publish_views(store)
 """
 
 
 def test_open_reader_during_writes_always_sees_one_complete_version(store: Store) -> None:
     """A view that lists the table before the pointers shows no rows in one of six of these reads."""
-    stats.write_table(store, "ledger", "r", "d", "v0", _ledger(0, lines=10))
-    stats.set_current_versions(store, "r", "d", "canonical_rows", ("v0",))
-    stats.publish_views(store)
+    tables.write_table(store, "ledger", "r", "d", "v0", _ledger(0, lines=10))
+    set_current_versions(store, "r", "d", "canonical_rows", ("v0",))
+    publish_views(store)
     root = Path(__file__).resolve().parents[2]
     seen: list[list[tuple[int, int]]] = []
     with duckdb.connect(store.path("stats.duckdb"), read_only=True) as reader:
@@ -562,11 +570,11 @@ def test_open_reader_during_writes_always_sees_one_complete_version(store: Store
 
 def test_publish_views_while_a_reader_has_the_file_open_replaces_it_under_another_inode(store: Store) -> None:
     record(store, ledger_of("v1", 10))
-    stats.publish_views(store)
+    publish_views(store)
     with duckdb.connect(store.path("stats.duckdb"), read_only=True) as reader:
         before = Path(store.path("stats.duckdb")).stat().st_ino
         store.remove("stats/_views.json")
-        stats.publish_views(store)
+        publish_views(store)
 
         assert Path(store.path("stats.duckdb")).stat().st_ino != before
         assert reader.execute("SELECT count(*) FROM ledger").fetchall() == [(2,)]

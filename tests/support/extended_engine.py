@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import contextlib, io, json, sys
 from pathlib import Path
-from rowmill import stats
+from rowmill.stats.views import query_views
 from rowmill.build import steps
 from rowmill.cli import main as cli
 from rowmill.schema import manifest
@@ -34,7 +34,7 @@ def load(*key):
 
 
 def query(sql):
-    return stats.query_views(store, sql)[1]
+    return query_views(store, sql)[1]
 
 
 def load_asset_graph():

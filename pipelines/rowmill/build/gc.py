@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from rowmill import stats
 from rowmill.build import share
 from rowmill.build.gate import find_held_version
 from rowmill.build.prepare import SHARE_VERSIONS_FOLDER
@@ -24,6 +23,7 @@ from rowmill.core.storage import Store
 from rowmill.reader.published import find_published_version
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
+from rowmill.stats.tables import remove_version_tables, split_stage_key
 
 LOCK_WAIT_S = 10.0
 """Seconds to wait for a build of the same stage: garbage collection can be done later."""
@@ -80,10 +80,10 @@ def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> list[Garba
             found += [("unfinished file", path) for path in unfinished]
             items += [GarbageItem(key, kind, path, _measure_size(store, path)) for kind, path in found]
             if not dry_run:
-                recipe, scope = stats.split_stage_key(key)
+                recipe, scope = split_stage_key(key)
                 for output in known:
                     if output.version not in chosen:
-                        stats.remove_version_tables(store, recipe, scope, output.version)
+                        remove_version_tables(store, recipe, scope, output.version)
         if not dry_run:
             # Manifests are removed before their parts: if the process is killed, no manifest names missing files.
             for item in items:

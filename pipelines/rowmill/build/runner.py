@@ -23,7 +23,6 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar
 
-from rowmill import stats
 from rowmill.build.gate import (
     HeldVersion,
     find_held_version,
@@ -59,6 +58,8 @@ from rowmill.schema.facts import name_facts
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stages import catalog, exports, raw_dataset
 from rowmill.stages.base import Publish, StageContext, StageDeclaration
+from rowmill.stats.tables import count_parts, record_manifest, write_check_results
+from rowmill.stats.views import publish_views
 from rowmill.tokenization import stored_tokenizers, tokenizer_source
 
 
@@ -272,7 +273,7 @@ def _run_or_reuse(
         report = StepReport(
             output,
             reused=False,
-            parts=stats.count_parts(output),
+            parts=count_parts(output),
             parts_reused=draft.parts_reused,
             rows_made=draft.rows_made,
             seconds=time.monotonic() - started,
@@ -282,7 +283,7 @@ def _run_or_reuse(
 
 def report_kept_version(kept: Manifest, started: float | None = None) -> StepReport:
     """Return the report of a version that is used as it is, `started` a monotonic time."""
-    parts = stats.count_parts(kept)
+    parts = count_parts(kept)
     seconds = 0.0 if started is None else time.monotonic() - started
     return StepReport(kept, reused=True, parts=parts, parts_reused=parts, rows_made=0, seconds=seconds)
 
@@ -299,7 +300,7 @@ def _record_report(
     if step.name == CANONICAL_ROWS:
         domain_key = project.recipe.datasets[step.key[1]].format.domain_key
     record = partial(
-        stats.record_manifest,
+        record_manifest,
         store,
         output,
         step.stage.stats_inputs,
@@ -374,7 +375,7 @@ def make_manifest(
 def publish_statistics(project: Project) -> None:
     """Update `stats.duckdb`, so that it can be queried during the build; remove what killed builds left unfinished."""
     with explain_disk_full(project.store, "stats.duckdb"):
-        stats.publish_views(project.store)
+        publish_views(project.store)
     project.store.remove_unfinished()
 
 
@@ -387,7 +388,7 @@ def check_step(
         results = judge.run_checks(project.store, output, chosen)
         # A check that runs alone must not hide the results of the others.
         known = results if only is None else judge.load_check_results(project.store, output, step.thresholds)
-        stats.write_check_results(project.store, output, known)
+        write_check_results(project.store, output, known)
         shown = [one for one in known if one.check not in step.off_checks]
         expectation_suite.write_expectations_page(project.store, output, step.shown_thresholds, shown)
     return results

@@ -144,9 +144,9 @@ def _choose_verification_status(checked: "Sequence[StageVerification]") -> int:
 
 
 def _run_sql(args: argparse.Namespace) -> int:
-    from rowmill import stats
     from rowmill.core import console as terminal
     from rowmill.core.storage import DEFAULT_ROOT_NAME, Store
+    from rowmill.stats.views import query_views
 
     project = None if args.recipe is None else open_project(args)
     if project is not None:
@@ -161,7 +161,7 @@ def _run_sql(args: argparse.Namespace) -> int:
             f"{store.path('')}: no statistics here; expected a storage root that holds a build; build a recipe, or "
             "choose another --root"
         )
-    columns, rows = stats.query_views(
+    columns, rows = query_views(
         store, args.query, recipe=None if project is None or args.all_recipes else project.recipe.name
     )
     if args.format == "csv":

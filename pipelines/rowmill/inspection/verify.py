@@ -8,7 +8,6 @@ built from them.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rowmill import stats
 from rowmill.build import runner, steps
 from rowmill.build.steps import Project, Step
 from rowmill.checks import expectation_suite
@@ -16,6 +15,7 @@ from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, IntegrityError
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
+from rowmill.stats.tables import find_damage
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _verify_step(project: Project, step: Step, *, deep: bool) -> StageVerificati
             project.store.content(file)
         except DamagedFileError as error:
             damage[file.path] = error.damage.removeprefix(project.store.path("") + "/")
-    damage |= stats.find_damage(project.store, made.key, made.version)
+    damage |= find_damage(project.store, made.key, made.version)
     # Content is compared only if the files are intact.
     find = step.stage.find_content_damage
     sentences = tuple(damage.values()) or (() if find is None else tuple(find(project.store, made)))

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rowmill import stats
 from rowmill.alerts.history import list_undelivered
 from rowmill.build.comparison import BuildChanges, FileChanges, Moves, find_changes
 from rowmill.build.steps import Project, Step, plan_steps
@@ -41,6 +40,7 @@ from rowmill.schema.facts import (
 )
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
+from rowmill.stats.views import describe_estimate
 
 SUMMARY_COLUMNS = ("dataset", "records", "rows", "rejected", "examples", "tokens", "trained", "sequences", "fill")
 
@@ -251,7 +251,7 @@ def list_tables(output: Manifest) -> Iterator[tuple[str, DisplayTable, str]]:
         # A table of rejects with sample rows shows more than the ledger.
         repeats_ledger = name == "rejects" and output.ledger and len(table.columns) == 2
         if table.rows and name not in shown_elsewhere and not repeats_ledger:
-            yield name, table, stats.describe_estimate(name, table) or ""
+            yield name, table, describe_estimate(name, table) or ""
     for name, (columns, rows) in ledgers.items():
         if rows:
             yield name, DisplayTable(columns, tuple(rows)), ""

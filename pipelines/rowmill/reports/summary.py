@@ -7,7 +7,6 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from rowmill import stats
 from rowmill.build.gate import HeldVersion, find_held_version
 from rowmill.build.steps import Project, Step, find_downstream_steps
 from rowmill.checks.judge import CheckResult, run_checks
@@ -30,6 +29,7 @@ from rowmill.schema.rows import NORMALIZATION_COLUMNS
 from rowmill.stages import exports
 from rowmill.stages.gpu_partitions import GpuPartitionsFacts
 from rowmill.stages.packed_shards.stage import SHARED_TOKEN_BYTES
+from rowmill.stats.views import describe_estimate
 
 SHOWN_REASONS = 8
 REJECTS_QUERY = "from rejects select reason, count(*) group by 1"
@@ -287,4 +287,4 @@ def _render_lengths(output: Manifest) -> Iterator[RenderableType]:
     marked = next((i for i, row in enumerate(lines) if row[0] == facts.limit), None)
     yield _render_label("effect of other limits" + ("" if is_planned else " (estimated)"))
     yield make_grid(WHAT_IF_TABLE_COLUMNS if is_planned else WHAT_IF_COLUMNS, lines, indent=4, marked=marked)
-    yield Padding(Text(stats.describe_estimate("what_if", table) or "", DIM), (0, 0, 0, 4), expand=False)
+    yield Padding(Text(describe_estimate("what_if", table) or "", DIM), (0, 0, 0, 4), expand=False)

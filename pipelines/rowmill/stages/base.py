@@ -27,7 +27,7 @@ from rowmill.kinds.joint_rows import KindContext
 from rowmill.parts.context import StageOutput
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.manifest import Manifest
-from rowmill.stats import StatsInputs
+from rowmill.stats.tables import StatsInputs
 from rowmill.tokenization.tokenizer_source import TokenizerChoice
 
 if TYPE_CHECKING:

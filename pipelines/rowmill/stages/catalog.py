@@ -16,7 +16,7 @@ from rowmill.stages.canonical_rows import stage as canonical_rows
 from rowmill.stages.packed_shards import stage as packed_shards
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.training_splits import stage as training_splits
-from rowmill.stats import RowCount
+from rowmill.stats.tables import RowCount
 
 STAGES: tuple[StageDeclaration, ...] = (
     raw_dataset.STAGE,

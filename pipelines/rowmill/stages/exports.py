@@ -57,7 +57,7 @@ from rowmill.shards.host_scratch import NumberedShard, ShardCopies
 from rowmill.shards.sequences import SequenceBatch, require_valid_tokens, take_segments
 from rowmill.stages import inputs
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
-from rowmill.stats import RowCount, StatsInputs, count_rows_by_fact
+from rowmill.stats.tables import RowCount, StatsInputs, count_rows_by_fact
 
 
 def _read_segment_domains(context: StageContext, exported: Sequence[File]) -> tuple[tuple[str | None, ...], Ints]:

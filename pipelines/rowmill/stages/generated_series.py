@@ -14,7 +14,7 @@ from rowmill.parts.context import format_generated
 from rowmill.recipe.recipe import has_generation_stage
 from rowmill.schema.facts import GeneratedSeriesFacts
 from rowmill.stages.base import PreparedStage, StageDeclaration
-from rowmill.stats import StatsInputs, count_rows_by_fact
+from rowmill.stats.tables import StatsInputs, count_rows_by_fact
 
 STAGE = StageDeclaration(
     name=GENERATED_SERIES,

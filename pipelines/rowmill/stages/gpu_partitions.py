@@ -45,7 +45,7 @@ from rowmill.shards.native import find_content_damage, list_padding_tokens
 from rowmill.shards.sequences import SequenceHashes, join_hashes, tabulate_hashes
 from rowmill.stages import inputs
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
-from rowmill.stats import StatsInputs, count_rows_by_fact
+from rowmill.stats.tables import StatsInputs, count_rows_by_fact
 
 VERSION = 7
 """Increase it when the bytes of any rank, or facts, may change."""

@@ -12,7 +12,7 @@ from rowmill.parts.context import format_generated
 from rowmill.recipe.recipe import has_generation_stage
 from rowmill.schema.facts import ParsedRecordsFacts
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
-from rowmill.stats import StatsInputs, count_rows_by_fact
+from rowmill.stats.tables import StatsInputs, count_rows_by_fact
 
 
 def _prepare_parsed_records(context: StageContext) -> PreparedStage:

@@ -15,7 +15,7 @@ from rowmill.sources import FileScan, GeneratedSource, PartGroup, reading
 from rowmill.sources.generated import scan_generated
 from rowmill.sources.reading import load_scans
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
-from rowmill.stats import StatsInputs, count_rows_by_fact
+from rowmill.stats.tables import StatsInputs, count_rows_by_fact
 
 VERSION = 2
 

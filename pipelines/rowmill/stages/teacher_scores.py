@@ -41,7 +41,7 @@ from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected, parse_row_id
 from rowmill.stages import inputs as stage_inputs
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
-from rowmill.stats import StatsInputs, count_rows_by_fact
+from rowmill.stats.tables import StatsInputs, count_rows_by_fact
 
 VERSION = 1
 """Increase it when the same answers may give other scores."""

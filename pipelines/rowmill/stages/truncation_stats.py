@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill import stats
 from rowmill.core.arrays import Integers, format_percent
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.core.storage import File, Store, read_tables
@@ -25,7 +24,16 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema.facts import TruncationStatsFacts
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
-from rowmill.stats import StatsInputs, count_rows_by_fact
+from rowmill.stats.lengths import (
+    choose_candidate_seq_lens,
+    compute_length_quantiles,
+    count_length_buckets,
+    estimate_seq_len_effects,
+    make_length_histogram,
+    make_lengths_table,
+    suggest_limits,
+)
+from rowmill.stats.tables import StatsInputs, count_rows_by_fact
 
 COLUMNS = ("split", "original_tokens", "tokens", "trained_tokens", "messages_removed", "exchanges_removed",
            "reasoning_removed", "tokens_cut", "trained_removed", "exchanges_trained", "reasoning_trained",
@@ -185,12 +193,10 @@ def make_truncation_stats(context: StageContext) -> StageOutput:
     original = measured.original
     dropped = sum(n for _, r, n in manifest.ledger if r in DROPPED)
     rows = len(original) + dropped
-    buckets = stats.count_length_buckets(original, limit)
-    hints = stats.suggest_limits(buckets)
-    by_split = {
-        name: stats.make_length_histogram(measured.select_split(name), limit) for name in measured.list_splits()
-    }
-    whole = stats.make_length_histogram(original, limit)
+    buckets = count_length_buckets(original, limit)
+    hints = suggest_limits(buckets)
+    by_split = {name: make_length_histogram(measured.select_split(name), limit) for name in measured.list_splits()}
+    whole = make_length_histogram(original, limit)
     what_if = _compare_seq_lens(context, measured, limit)
     # The examples that lost tokens, by their lengths before, and the rows dropped for their length.
     shortened = (_describe_shortened(context, manifest, measured),) if measured.shortened else ()
@@ -207,14 +213,14 @@ def make_truncation_stats(context: StageContext) -> StageOutput:
             dropped_for_length=dropped,
             tokens_removed=measured.tokens_removed,
             trained_removed=measured.trained_removed,
-            quantiles=stats.compute_length_quantiles(original),
+            quantiles=compute_length_quantiles(original),
             buckets=buckets,
             hints=list(hints),
         ),
         tables={
             "what_if": what_if,
-            "lengths": stats.make_lengths_table(by_split),
-            "quantiles": DisplayTable(("quantile", "tokens"), tuple(stats.compute_length_quantiles(original).items())),
+            "lengths": make_lengths_table(by_split),
+            "quantiles": DisplayTable(("quantile", "tokens"), tuple(compute_length_quantiles(original).items())),
             "stages": DisplayTable(
                 ("stage", "examples", "messages_removed", "tokens_removed", "trained_removed"), tuple(stage_rows)
             ),
@@ -255,11 +261,9 @@ def _describe_shortened(context: StageContext, manifest: Manifest, measured: Mea
 def _compare_seq_lens(context: StageContext, measured: MeasuredExamples, limit: int) -> DisplayTable:
     """Tabulate the effect of other limits; documents that are cut into pieces lose nothing at any limit."""
     original = measured.original
-    candidates = stats.choose_candidate_seq_lens(limit)
+    candidates = choose_candidate_seq_lens(limit)
     if not _cuts_into_pieces(context):
-        return stats.estimate_seq_len_effects(
-            original, measured.trained, candidates, plan=_make_sequence_counter(context)
-        )
+        return estimate_seq_len_effects(original, measured.trained, candidates, plan=_make_sequence_counter(context))
     joined = context.dataset.packing.strategy_for(context.dataset.row_kind) == "concat"
     rows: list[tuple[int, int, int, int]] = []
     for seq_len in candidates:

@@ -36,7 +36,6 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from rowmill import stats
 from rowmill.core.arrays import Ints
 from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import ConfigError
@@ -104,6 +103,13 @@ from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
 from rowmill.schema.rows import Rejected
 from rowmill.shards.host_scratch import HostScratch
+from rowmill.stats.lengths import (
+    choose_candidate_seq_lens,
+    compute_length_quantiles,
+    count_length_buckets,
+    make_length_histogram,
+    make_lengths_table,
+)
 from rowmill.tokenization.reference_sample import divide_minimum
 from rowmill.tokenization.stored_tokenizers import open_encoder
 from rowmill.tokenization.tokenizer import TOKENIZATION_VERSION, LoadedTokenizer
@@ -745,10 +751,10 @@ def make_table_lengths(context: KindContext) -> StageOutput:
     for split, tokens in zip(columns.values(), own, strict=True):
         by_split.setdefault(split, []).append(tokens)
     drawn = {
-        split: stats.make_length_histogram(np.concatenate(tokens), limit, title="example length")
+        split: make_length_histogram(np.concatenate(tokens), limit, title="example length")
         for split, tokens in sorted(by_split.items())
     }
-    quantiles = stats.compute_length_quantiles(lengths)
+    quantiles = compute_length_quantiles(lengths)
     hints = _advise_assembly(made, records, over, quantiles["p50"], limit)
     what_if = _compare_table_seq_lens(context, made, limit)
     return StageOutput(
@@ -762,23 +768,23 @@ def make_table_lengths(context: KindContext) -> StageOutput:
             tokens_removed=NOT_APPLICABLE,
             trained_removed=NOT_APPLICABLE,
             quantiles=quantiles,
-            buckets=stats.count_length_buckets(lengths, limit),
+            buckets=count_length_buckets(lengths, limit),
             hints=list(hints),
         ),
         tables={
             "what_if": what_if,
-            "lengths": stats.make_lengths_table(drawn),
+            "lengths": make_lengths_table(drawn),
             "quantiles": DisplayTable(("quantile", "tokens"), tuple(quantiles.items())),
             "advice": DisplayTable(("hint",), tuple((hint,) for hint in hints)),
         },
-        histograms={"lengths": stats.make_length_histogram(lengths, limit, title="example length")},
+        histograms={"lengths": make_length_histogram(lengths, limit, title="example length")},
         samples={"context_overflow": describe_rejects(context, made.parts, overflows)},
     )
 
 
 def _compare_table_seq_lens(context: KindContext, output: Manifest, limit: int) -> DisplayTable:
     """Plan the table at each length, in the partitions of the build: examples, records in none, packed sequences."""
-    limits, form = stats.choose_candidate_seq_lens(limit), require_records(context.dataset)
+    limits, form = choose_candidate_seq_lens(limit), require_records(context.dataset)
     # What is generated later decides nothing.
     trained, prompt = form.model_copy(update={"generation": None}), _read_prompt_tokens(output)
     key = (*context.dataset_key, CANONICAL_ROWS)

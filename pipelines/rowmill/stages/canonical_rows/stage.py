@@ -39,7 +39,7 @@ from rowmill.sources.reading import TakenGroup, load_part_groups
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.canonical_rows import contaminated_rows, duplicate_rows, near_duplicate_rows, text_rows
 from rowmill.stages.canonical_rows.contaminated_rows import RowSearch, ScannedBenchmark
-from rowmill.stats import StatsInputs, count_rows_by_fact
+from rowmill.stats.tables import StatsInputs, count_rows_by_fact
 from rowmill.tokenization.stored_tokenizers import identify_tokenizer, open_recipe_tokenizer
 
 _Decisions = tuple[NDArray[np.int8], dict[int, Rejected]]

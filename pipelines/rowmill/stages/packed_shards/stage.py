@@ -47,7 +47,7 @@ from rowmill.stages.packed_shards.split_plans import (
     get_holdout_size,
     hold_out_validation,
 )
-from rowmill.stats import StatsInputs, count_rows_by_fact
+from rowmill.stats.tables import StatsInputs, count_rows_by_fact
 
 VERSION = 8
 """Increase it when any shard may hold other bytes, or other facts are counted on the way."""

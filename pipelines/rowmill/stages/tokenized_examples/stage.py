@@ -34,7 +34,7 @@ from rowmill.schema.rows import EXAMPLE_COLUMNS, describe_columns
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.tokenized_examples import text_parts
 from rowmill.stages.tokenized_examples.conversation_examples import share_template
-from rowmill.stats import StatsInputs, count_rows_by_fact
+from rowmill.stats.tables import StatsInputs, count_rows_by_fact
 from rowmill.tokenization import control_tokens, tokenizer, tokenizer_source
 from rowmill.tokenization.reference_sample import divide_minimum
 from rowmill.tokenization.stored_tokenizers import (

@@ -52,7 +52,7 @@ from rowmill.shards.host_scratch import HostScratch
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.inputs import count_train_sequences, get_packed_shards, list_train_shards
 from rowmill.stages.training_splits import leakage
-from rowmill.stats import StatsInputs, count_rows_by_fact
+from rowmill.stats.tables import StatsInputs, count_rows_by_fact
 
 SENT_SEQUENCES: Final = 1 << 20
 """As many sequences are sent to the workers, 24 MB; the facts of more are in a file."""

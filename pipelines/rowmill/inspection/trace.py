@@ -10,9 +10,10 @@ inputs that each manifest names, so a half-finished rebuild cannot mix two linea
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,32 +23,28 @@ from rowmill import sources
 from rowmill.build.steps import Project
 from rowmill.core.arrays import find_distinct, format_count, join_facts
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError, SourceError, hint_at_name
-from rowmill.core.storage import File, Store
+from rowmill.core.stage_names import (
+    CANONICAL_ROWS,
+    GPU_PARTITIONS,
+    PACKED_SHARDS,
+    RAW_DATASET,
+    TOKENIZED_EXAMPLES,
+    TRAINING_SPLITS,
+)
+from rowmill.core.storage import File
 from rowmill.schema import manifest
 from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS
-from rowmill.schema.facts import read_facts
 from rowmill.schema.indexed_shards import read_sequences
 from rowmill.schema.manifest import Manifest
 from rowmill.schema.rows import PARENTS_COLUMN, is_row_id, parse_row_id
 from rowmill.shards.native import drop_padding
 from rowmill.sources import SourcePart
 from rowmill.sources.reading import number_source_parts
-from rowmill.stages import gpu_partitions, inputs, raw_dataset
-from rowmill.stages.canonical_rows import stage as canonical_rows
-from rowmill.stages.gpu_partitions import GpuPartitionsFacts, is_index, load_packed_inputs
+from rowmill.stages import inputs
+from rowmill.stages.gpu_partitions import is_index, load_packed_inputs
 from rowmill.stages.inputs import list_train_shards
-from rowmill.stages.packed_shards import stage as packed_shards
-from rowmill.stages.tokenized_examples import stage as tokenized_examples
-from rowmill.stages.training_splits import stage as training_splits
 from rowmill.tokenization import stored_tokenizers
 from rowmill.tokenization.tokenizer import Encoder
-
-STAGES_BACKWARDS = (
-    packed_shards.STAGE.name,
-    tokenized_examples.STAGE.name,
-    canonical_rows.STAGE.name,
-    raw_dataset.STAGE.name,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,33 +96,45 @@ class Lineage:
     made: Mapping[str, Manifest]
 
     @cached_property
-    def parts(self) -> list[SourcePart]:
-        """The source's parts."""
-        return [part for _, part in self._numbered_parts]
+    def parts(self) -> Mapping[str, tuple[int, SourcePart]]:
+        """The source's parts by id, each with the number of the part of later stages that was built from it."""
+        raw = self.made.get(RAW_DATASET)
+        return {part.part_id: (number, part) for number, part in number_source_parts(raw)} if raw else {}
 
-    @cached_property
-    def _numbered_parts(self) -> list[tuple[int, SourcePart]]:
-        raw = self.made.get(raw_dataset.STAGE.name)
-        return list(number_source_parts(raw)) if raw else []
+    @property
+    def shards(self) -> list[manifest.Part]:
+        """The parts of the packed dataset that are shards, not plans; empty if it is not packed."""
+        packed = self.made.get(PACKED_SHARDS)
+        return [part for part in packed.parts if "shard" in part.files] if packed else []
 
-    def made_of(self, stage: str, index: int) -> manifest.Part | None:
-        """Return the part of `canonical_rows` or `tokenized_examples` that was built from a source part.
-
-        None if the stage is not built.
-        """
+    def find_files(self, stage: str, part_id: str) -> Mapping[str, File]:
+        """Return the files that a stage built from a source part; empty if the stage is not built."""
         made = self.made.get(stage)
-        return made.parts[self._numbered_parts[index][0]] if made else None
+        return made.parts[self.parts[part_id][0]].files if made else {}
 
-    def table(self, stage: str, index: int, name: str, columns: Sequence[str]) -> pa.Table | None:
-        """Read columns of a file that a stage built from a source part; None if the stage is not built."""
-        made = self.made_of(stage, index)
-        return self.project.store.table(made.files[name], columns) if made else None
+    def find_example_files(self, part_id: str) -> list[File]:
+        """Return the files of examples that may hold a source part's rows: its own, or all where examples mix parts."""
+        files, made = self.find_files(TOKENIZED_EXAMPLES, part_id), self.made.get(TOKENIZED_EXAMPLES)
+        return [files["examples"]] if "examples" in files else made.files("examples") if made else []
+
+    def find_origin(self, row_id: str) -> RowOrigin:
+        """Find a record's line by reading its part; if the source changed since, the line is unknown."""
+        part_id, at = parse_row_id(row_id)
+        _, part = self.parts[part_id]
+        record = part.first_record + at
+        try:
+            for one in sources.read_records(part, self.project.base):
+                if one.number == at:
+                    return RowOrigin(part.url, part.reader, record, one.line, one.raw)
+        except (SourceError, IntegrityError) as error:
+            return RowOrigin(part.url, part.reader, record, problem=str(error))
+        raise AssertionError(row_id)
 
 
 def load_lineage(project: Project, dataset: str) -> Lineage:
     """Load the outputs that a dataset's current shards were built from, as far as they exist."""
     found: dict[str, Manifest] = {}
-    for stage in STAGES_BACKWARDS:
+    for stage in (PACKED_SHARDS, TOKENIZED_EXAMPLES, CANONICAL_ROWS, RAW_DATASET):
         key = (project.recipe.name, dataset, stage)
         named = next((v for one in found.values() if (v := one.inputs.get("/".join(key)))), None)
         made = manifest.load_version(project.store, key, named) if named else manifest.load_current(project.store, key)
@@ -134,30 +143,18 @@ def load_lineage(project: Project, dataset: str) -> Lineage:
     return Lineage(project, dataset, found)
 
 
-def find_origin(lineage: Lineage, part: SourcePart, at: int) -> RowOrigin:
-    """Find a record's line by reading its part; if the source changed since, the line is unknown."""
-    record = part.first_record + at
-    try:
-        for one in sources.read_records(part, lineage.project.base):
-            if one.number == at:
-                return RowOrigin(part.url, part.reader, record, one.line, one.raw)
-    except (SourceError, IntegrityError) as error:
-        return RowOrigin(part.url, part.reader, record, problem=str(error))
-    raise AssertionError((part.part_id, at))
-
-
 def filter_rows(table: pa.Table, column: str, value: object) -> list[dict[str, Any]]:
     """Return the rows of a table that have a value in a column."""
     return table.filter(pc.equal(table.column(column), value)).to_pylist()
 
 
 def locate_segments(
-    lineage: Lineage, part: manifest.Part, sequence: int, order: "_TrainingOrder | None"
+    lineage: Lineage, part: manifest.Part, sequence: int, list_occurrences: "ListOccurrences | None"
 ) -> Iterator[SegmentLocation]:
     """Yield the segments of a sequence; one that examples share is yielded for each of them."""
     segments = lineage.project.store.table(part.files["segments"])
     split = str(part.facts["split"])
-    occurrences = tuple(order.showings(sequence)) if order is not None and split == "train" else ()
+    occurrences = list_occurrences(sequence) if list_occurrences is not None and split == "train" else ()
     offset, end, current = 0, 0, -1
     shard_row = sequence - int(part.facts["first_sequence"])
     for one in sorted(filter_rows(segments, "shard_row", shard_row), key=lambda one: one["segment"]):
@@ -178,76 +175,58 @@ def locate_segments(
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _TrainingOrder:
-    """The order of training for one dataset, and where the ranks have its sequences if they are built."""
-
-    sequences: "np.ndarray[Any, np.dtype[np.int64]]"
-    steps: "np.ndarray[Any, np.dtype[np.int64]]"
-    passes: "np.ndarray[Any, np.dtype[np.int64]]"
-    world_size: int
-    locate: Callable[[int, int], tuple[str, int]]
-    """Return the file, and the row in it, of a row of a rank; no file if the ranks are not built."""
-
-    def showings(self, sequence: int) -> Iterator[SequenceOccurrence]:
-        """Yield every occurrence of a sequence: place p of the order is row p // W of rank p % W."""
-        for place in np.flatnonzero(self.sequences == sequence).tolist():
-            rank, row = place % self.world_size, place // self.world_size
-            file, file_row = self.locate(rank, row)
-            yield SequenceOccurrence(rank, int(self.steps[place]), int(self.passes[place]), file, file_row)
+ListOccurrences: TypeAlias = Callable[[int], tuple[SequenceOccurrence, ...]]
+"""Returns every occurrence of a dataset's training sequence in the order."""
 
 
-def load_order(lineage: Lineage) -> tuple[_TrainingOrder | None, str]:
+def load_order(lineage: Lineage) -> tuple[ListOccurrences | None, str]:
     """Return the order that was built from these shards, or the reason why there is none."""
-    project, name = lineage.project, lineage.project.recipe.name
-    splits = manifest.load_current(project.store, (name, training_splits.STAGE.name))
-    packed = lineage.made[packed_shards.STAGE.name]
+    project, name, packed = lineage.project, lineage.project.recipe.name, lineage.made.get(PACKED_SHARDS)
+    splits = manifest.load_current(project.store, (name, TRAINING_SPLITS))
+    if packed is None:
+        return None, "not packed yet"
     if splits is None:
         return None, "the order of training is not built yet"
     if splits.inputs.get("/".join(packed.key)) != packed.version:
         return None, "the order of training was built from other shards: run rowmill build"
-    table = inputs.load_order(project.store, splits)
-    number = list(splits.card["datasets"]).index(lineage.dataset)
-    own = table.column("dataset").to_numpy() == number
-    ranks = manifest.load_current(project.store, (name, gpu_partitions.STAGE.name))
-    fits = ranks is not None and ranks.inputs.get("/".join(splits.key)) == splits.version
-    return _TrainingOrder(
-        sequences=np.where(own, table.column("sequence_id").to_numpy(), -1),
-        steps=table.column("step").to_numpy(),
-        passes=table.column("pass").to_numpy(),
-        world_size=read_facts(GpuPartitionsFacts, ranks.facts).world_size
-        if ranks is not None and fits
-        else project.recipe.partitions.world_size,
-        locate=_make_rank_locator(project.store, ranks if fits else None),
-    ), "" if fits else "the ranks are not built from this order yet"
+    order = inputs.load_order(project.store, splits)
+    dataset, sequences, steps, passes = (
+        order.column(name).to_numpy() for name in ("dataset", "sequence_id", "step", "pass")
+    )
+    is_own = dataset == list(splits.card["datasets"]).index(lineage.dataset)
+    ranks = manifest.load_current(project.store, (name, GPU_PARTITIONS))
+    if ranks is not None and ranks.inputs.get("/".join(splits.key)) != splits.version:
+        ranks = None
+    built = () if ranks is None else zip(ranks.card["ranks"], ranks.parts, strict=True)
+    parts = {int(name.split("-")[1]): part for name, part in built}
+    shards = list_train_shards(load_packed_inputs(project.store, ranks)) if ranks and is_index(ranks) else []
+    width = project.recipe.partitions.world_size if ranks is None else int(ranks.facts["world_size"])
 
+    @cache
+    def read_index(rank: int) -> pa.Table:
+        return project.store.table(parts[rank].files["index"], ("shard", "row"))
 
-def _make_rank_locator(store: Store, ranks: Manifest | None) -> Callable[[int, int], tuple[str, int]]:
-    """Return a function that finds a rank's row: its file, and the row in it; no file if the ranks are not built."""
-    if ranks is None:
-        return lambda _, row: ("", row)
-    parts = {int(name.split("-")[1]): part for name, part in zip(ranks.card["ranks"], ranks.parts, strict=True)}
-    if is_index(ranks):
-        shards = [part.files["shard"].path for part in list_train_shards(load_packed_inputs(store, ranks))]
-        tables = {rank: store.table(part.files["index"], ("shard", "row")) for rank, part in parts.items()}
-
-        def locate_indexed_row(rank: int, row: int) -> tuple[str, int]:
-            if rank not in tables:
-                return "", row
-            shard, shard_row = (int(tables[rank].column(name)[row].as_py()) for name in ("shard", "row"))
-            return store.path(shards[shard]), shard_row
-
-        return locate_indexed_row
-
-    def locate_copied_row(rank: int, row: int) -> tuple[str, int]:
+    def locate(rank: int, row: int) -> tuple[str, int]:
+        """Return the file of a rank's row, and the row in it; no file if the rank is not built."""
         files = parts[rank].files if rank in parts else {}
-        for _, file in sorted((name, file) for name, file in files.items() if name.startswith("data/")):
+        if "index" in files:
+            shard, shard_row = (int(read_index(rank).column(name)[row].as_py()) for name in ("shard", "row"))
+            return project.store.path(shards[shard].files["shard"].path), shard_row
+        for file in (files[name] for name in sorted(files) if name.startswith("data/")):
             if row < file.rows:
-                return store.path(file.path), row
+                return project.store.path(file.path), row
             row -= file.rows
         return "", row
 
-    return locate_copied_row
+    def list_occurrences(sequence: int) -> tuple[SequenceOccurrence, ...]:
+        # Place p of the order is row p // W of rank p % W.
+        places = np.flatnonzero(is_own & (sequences == sequence)).tolist()
+        return tuple(
+            SequenceOccurrence(at % width, int(steps[at]), int(passes[at]), *locate(at % width, at // width))
+            for at in places
+        )
+
+    return list_occurrences, "the ranks are not built from this order yet" if ranks is None else ""
 
 
 # ── Rows ───────────────────────────────────────────────────────────────────────────────────────────
@@ -280,11 +259,10 @@ def trace_row(project: Project, row_id: str) -> list[RowTrace]:
     """Trace a row by its id, or an example by its id; a part may belong to several datasets."""
     name = row_id.split("#", 1)[0]
     found: list[RowTrace] = []
-    for dataset in project.recipe.datasets:
-        lineage = load_lineage(project, dataset)
-        for index, part in enumerate(lineage.parts):
-            if is_row_id(name) and parse_row_id(name)[0] == part.part_id and parse_row_id(name)[1] < part.records:
-                found.append(_make_row_trace(lineage, index, name))
+    for dataset in project.recipe.datasets if is_row_id(name) else ():
+        lineage, (part_id, number) = load_lineage(project, dataset), parse_row_id(name)
+        if part_id in lineage.parts and number < lineage.parts[part_id][1].records:
+            found.append(_make_row_trace(lineage, name))
     if not found:
         raise ConfigError(
             f"{row_id}: no row of {project.recipe.name} has this id; expected a row_id of the view rows, "
@@ -301,44 +279,28 @@ def trace_source(project: Project, place: str) -> list[RowTrace]:
             f"--source {place}: expected FILE:LINE, a file of the recipe and a line number, such as chats.jsonl:14"
         )
     line = int(line_text)
-    found: list[RowTrace] = []
-    files: dict[str, list[SourcePart]] = {}
-    for lineage in [load_lineage(project, dataset) for dataset in project.recipe.datasets]:
-        for index, part in enumerate(lineage.parts):
-            own = files.setdefault(part.url, [])
-            if (
-                part.url != sources.public_url(file)
-                and not part.url.endswith(f"/{file}")
-                and (project.base / part.url).resolve() != Path(file).resolve()
-            ):
-                continue
-            own.append(part)
+
+    def is_named(url: str) -> bool:
+        ends_alike = url == sources.public_url(file) or url.endswith(f"/{file}")
+        return ends_alike or (project.base / url).resolve() == Path(file).resolve()
+
+    lineages = [load_lineage(project, dataset) for dataset in project.recipe.datasets]
+    found, matching = list[RowTrace](), list[SourcePart]()
+    for lineage in lineages:
+        parts = [part for _, part in lineage.parts.values() if is_named(part.url)]
+        matching += parts
+        for part, following in zip_longest(parts, parts[1:]):
             # A part starts where the previous one ends.
-            following = next((p.first_line for p in lineage.parts[index + 1 : index + 2] if p.url == part.url), None)
-            if part.first_line <= line and (following is None or line < following):
-                records = sources.read_records(part, project.base)
-                number = next((record.number for record in records if record.line == line), None)
-                names = [] if number is None else [f"{part.part_id}:{number}"]
-                ledger = lineage.table(canonical_rows.STAGE.name, index, "ledger", ("row_id",)) if names else None
-                if ledger is not None:
-                    # A custom format may make several rows of a record.
-                    column = ledger.column("row_id")
-                    further: list[str] = column.filter(pc.starts_with(column, f"{names[0]}.")).to_pylist()
-                    names += sorted(further, key=lambda one: (len(one), one))
-                found += [_make_row_trace(lineage, index, name) for name in names]
-    if not found:
-        raise _explain_missing_record(project, file, line, files)
-    return found
-
-
-def _explain_missing_record(
-    project: Project, file: str, line: int, files: Mapping[str, list[SourcePart]]
-) -> ConfigError:
-    matching = [part for parts in files.values() for part in parts]
+            end = following.first_line if following is not None and following.url == part.url else line + 1
+            if part.first_line <= line < end:
+                found += [_make_row_trace(lineage, row_id) for row_id in _list_rows_of_line(lineage, part, line)]
+    if found:
+        return found
     if not matching:
-        hint = hint_at_name(file, files, "name one of them, or build the recipe first")
-        names = ", ".join(list(files)[:10]) or "none"
-        return ConfigError(
+        urls = dict.fromkeys(part.url for lineage in lineages for _, part in lineage.parts.values())
+        hint = hint_at_name(file, urls, "name one of them, or build the recipe first")
+        names = ", ".join(list(urls)[:10]) or "none"
+        raise ConfigError(
             f"{file}: no dataset of {project.recipe.name} reads this file; the build read {names}; {hint}"
         )
     lines = [one.line for part in matching for one in sources.read_records(part, project.base)]
@@ -346,61 +308,57 @@ def _explain_missing_record(
     after = min((one for one in lines if one > line), default=None)
     near = " and ".join(f"line {one}" for one in (before, after) if one is not None)
     count = format_count(len(lines), "record")
-    return ConfigError(
+    raise ConfigError(
         f"{file}:{line}: no record on this line; of {count}, the nearest are on {near}; name one of these"
     )
 
 
-def _make_row_trace(lineage: Lineage, index: int, row_id: str) -> RowTrace:
-    store, fates = lineage.project.store, list[StageOutcome]()
-    for stage in (canonical_rows.STAGE.name, tokenized_examples.STAGE.name):
-        ledger = lineage.table(stage, index, "ledger", ("row_id", "state", "reason"))
-        rejects = lineage.table(stage, index, "rejects", ("row_id", "detail"))
-        if ledger is not None and rejects is not None:
-            details = {one["row_id"]: one["detail"] for one in filter_rows(rejects, "row_id", row_id)}
-            for one in filter_rows(ledger, "row_id", row_id):
-                fates.append(StageOutcome(stage, one["state"], one["reason"], details.get(row_id, "")))
+def _list_rows_of_line(lineage: Lineage, part: SourcePart, line: int) -> list[str]:
+    """Return the ids of the rows of the record on a line: one, but a custom format may make several; or none."""
+    records = sources.read_records(part, lineage.project.base)
+    number = next((record.number for record in records if record.line == line), None)
+    names = [] if number is None else [f"{part.part_id}:{number}"]
+    kept = lineage.find_files(CANONICAL_ROWS, part.part_id)
+    if names and kept:
+        row_ids = lineage.project.store.table(kept["ledger"], ("row_id",)).column("row_id")
+        further: list[str] = row_ids.filter(pc.starts_with(row_ids, f"{names[0]}.")).to_pylist()
+        names += sorted(further, key=lambda one: (len(one), one))
+    return names
+
+
+def _make_row_trace(lineage: Lineage, row_id: str) -> RowTrace:
+    store, fates, part_id = lineage.project.store, list[StageOutcome](), parse_row_id(row_id)[0]
+    for stage in (CANONICAL_ROWS, TOKENIZED_EXAMPLES):
+        if files := lineage.find_files(stage, part_id):
+            rejects = filter_rows(store.table(files["rejects"], ("row_id", "detail")), "row_id", row_id)
+            detail = rejects[-1]["detail"] if rejects else ""
+            ledger = filter_rows(store.table(files["ledger"], ("row_id", "state", "reason")), "row_id", row_id)
+            fates += [StageOutcome(stage, one["state"], one["reason"], detail) for one in ledger]
     # The examples that contain the row; for a records dataset, all examples that name it.
     examples: list[tuple[str, int, int]] = []
-    for file in find_example_files(lineage, index):
+    for file in lineage.find_example_files(part_id):
         table = store.table(file, ("row_ids", "example_id", "tokens", "trained_tokens"))
         rows = table.column("row_ids").combine_chunks()
         matches = pc.equal(rows.flatten(), row_id).to_numpy(zero_copy_only=False)
         matching = table.take(pa.array(find_distinct(pc.list_parent_indices(rows).to_numpy()[matches])))
         examples += [(one["example_id"], one["tokens"], one["trained_tokens"]) for one in matching.to_pylist()]
-    names = {name for name, _, _ in examples}
-    packed = lineage.made.get(packed_shards.STAGE.name)
+    packed = lineage.made.get(PACKED_SHARDS)
     for file in packed.files("left_out") if packed else ():
         for one in filter_rows(store.table(file), "row_id", row_id):
             share = f"{one['tokens']} of {format_count(one['of_tokens'], 'token')}"
             detail = f"{share} of {one['example_id']} are in no sequence"
-            fates.append(StageOutcome(packed_shards.STAGE.name, one["state"], one["reason"], detail))
-    order, note = load_order(lineage) if packed is not None else (None, "not packed yet")
+            fates.append(StageOutcome(PACKED_SHARDS, one["state"], one["reason"], detail))
+    list_occurrences, note = load_order(lineage)
+    names = {name for name, _, _ in examples}
     places: list[SegmentLocation] = []
-    for part in (part for part in (packed.parts if packed else ()) if "segments" in part.files):
+    for part in lineage.shards:
         segments = store.table(part.files["segments"])
         holding = pc.is_in(segments.column("example_id"), pa.array(sorted(names), pa.string()))
         for row in segments.filter(holding).column("shard_row").unique().to_pylist():
-            of_sequence = locate_segments(lineage, part, row + int(part.facts["first_sequence"]), order)
+            of_sequence = locate_segments(lineage, part, row + int(part.facts["first_sequence"]), list_occurrences)
             places += [place for place in of_sequence if place.example_id in names]
-    return RowTrace(
-        dataset=lineage.dataset,
-        row_id=row_id,
-        origin=find_origin(lineage, lineage.parts[index], parse_row_id(row_id)[1]),
-        fates=tuple(fates),
-        examples=tuple(examples),
-        places=tuple(places),
-        order_note=note,
-    )
-
-
-def find_example_files(lineage: Lineage, index: int) -> list[File]:
-    """Return the files of examples that may hold a source part's rows: the part's, or all where examples mix parts."""
-    made = lineage.made_of(tokenized_examples.STAGE.name, index)
-    if made is None:
-        return []
-    own = made.files.get("examples")
-    return lineage.made[tokenized_examples.STAGE.name].files("examples") if own is None else [own]
+    origin = lineage.find_origin(row_id)
+    return RowTrace(lineage.dataset, row_id, origin, tuple(fates), tuple(examples), tuple(places), note)
 
 
 # ── Packed sequences ───────────────────────────────────────────────────────────────────────────────
@@ -543,8 +501,7 @@ class SequenceTrace:
 def view_sequence(project: Project, dataset: str, encoder: Encoder, *, max_tokens: int) -> SequenceTrace | None:
     """Return a sequence of a dataset's current shards with its first tokens; None if it has no shards."""
     lineage = load_lineage(project, dataset)
-    packed = lineage.made.get(packed_shards.STAGE.name)
-    parts = [part for part in (packed.parts if packed else ()) if "shard" in part.files and part.files["shard"].rows]
+    parts = [part for part in lineage.shards if part.files["shard"].rows]
     if not parts:
         return None
     shard = read_sequences(project.store, parts[0].files["shard"])
@@ -553,32 +510,41 @@ def view_sequence(project: Project, dataset: str, encoder: Encoder, *, max_token
 
 
 def _read_sequence(
-    lineage: Lineage, part: manifest.Part, shard: pa.Table, at: int, order: "_TrainingOrder | None"
+    lineage: Lineage, part: manifest.Part, shard: pa.Table, at: int, list_occurrences: ListOccurrences | None
 ) -> SequenceTrace:
     row: dict[str, Any] = drop_padding(shard.slice(at, 1)).to_pylist()[0]
     sequence = at + int(part.facts["first_sequence"])
-    places = tuple(locate_segments(lineage, part, sequence, order))
+    places = tuple(locate_segments(lineage, part, sequence, list_occurrences))
     return SequenceTrace(lineage.dataset, str(part.facts["split"]), sequence, row, places, read_tree(row))
 
 
 def _read_texts(lineage: Lineage, trace: SequenceTrace, shown: range, encoder: Encoder) -> SequenceTrace:
-    """Return a sequence with the texts of some of its tokens, and where these are in their examples."""
+    """Return a sequence with the texts of some of its tokens, and the span kind and message that each is of."""
     trace = replace(trace, shown=range(shown.start, min(shown.stop, trace.tokens)))
-    ids, segments, texts = trace.row["input_ids"], trace.segments, list[str]()
+    ids, segments, names = trace.row["input_ids"], trace.segments, {place.example_id for place in trace.segments}
+    part_ids = dict.fromkeys(parse_row_id(place.row_id)[0] for place in segments)
+    examples: dict[str, dict[str, Any]] = {}
+    for file in dict.fromkeys(file for part_id in part_ids for file in lineage.find_example_files(part_id)):
+        if wanted := names - examples.keys():
+            table = lineage.project.store.table(file, ("example_id", "span_starts", "span_messages", "span_kinds"))
+            is_wanted = pc.is_in(table.column("example_id"), pa.array(sorted(wanted), pa.string()))
+            examples |= {one["example_id"]: one for one in table.filter(is_wanted).to_pylist()}
+    texts, kinds, messages = list[str](), list[str](), list[int]()
     firsts = {place.segment: place for place in reversed(trace.places)}
     for place in segments:
-        begin = max(place.offset, trace.shown.start)
+        begin, end = max(place.offset, trace.shown.start), min(place.offset + place.length, trace.shown.stop)
         # A character may begin in the tokens before: of the segment, or of the one that it continues.
         before, until = place, begin
         parent = -1 if trace.tree is None else trace.tree.segments[place.segment].parent
         if begin == place.offset and parent >= 0:
             before, until = firsts[parent], firsts[parent].offset + firsts[parent].length
-        own = ids[begin : min(place.offset + place.length, trace.shown.stop)]
-        texts += decode_each(encoder, own, ids[max(until - CONTEXT_TOKENS, before.offset) : until])
-    kinds, messages = _join_spans(lineage, segments)
-    first = trace.shown.start - segments[0].offset
-    own_kinds = [SPAN_KINDS[kind] for kind in kinds[first : first + len(texts)]]
-    return replace(trace, texts=texts, kinds=own_kinds, messages=messages[first : first + len(texts)])
+        texts += decode_each(encoder, ids[begin:end], ids[max(until - CONTEXT_TOKENS, before.offset) : until])
+        example = examples[place.example_id]
+        tokens = np.arange(begin, end) - place.offset + place.start
+        spans = (np.searchsorted(example["span_starts"], tokens, "right") - 1).tolist()
+        kinds += [SPAN_KINDS[example["span_kinds"][span]] for span in spans]
+        messages += [example["span_messages"][span] for span in spans]
+    return replace(trace, texts=texts, kinds=kinds, messages=messages)
 
 
 def choose_sequence(starts: Sequence[Sequence[int]]) -> int:
@@ -621,30 +587,6 @@ def format_range(first: int, count: int) -> str:
     return str(first) if count == 1 else f"{first} to {first + count - 1}"
 
 
-def _join_spans(lineage: Lineage, places: Sequence[SegmentLocation]) -> tuple[list[int], list[int]]:
-    """Return the span kind and the message of every token of some segments."""
-    names = {place.example_id for place in places}
-    part_ids = {name.split("#", 1)[0].rpartition(":")[0] for name in names}
-    examples: dict[str, dict[str, Any]] = {}
-    # Each file that may hold one of the examples is read once.
-    for index, part in enumerate(lineage.parts):
-        for file in find_example_files(lineage, index) if part.part_id in part_ids else ():
-            wanted = pa.array(sorted(names - set(examples)), pa.string())
-            if len(wanted):
-                table = lineage.project.store.table(file, ("example_id", "span_starts", "span_messages", "span_kinds"))
-                spans = table.filter(pc.is_in(table.column("example_id"), wanted)).to_pylist()
-                examples |= {span["example_id"]: span for span in spans}
-    kinds: list[int] = []
-    messages: list[int] = []
-    for place in places:
-        example = examples[place.example_id]
-        tokens = np.arange(place.start, place.start + place.length)
-        at = np.searchsorted(example["span_starts"], tokens, "right") - 1
-        kinds += np.array(example["span_kinds"])[at].tolist()
-        messages += np.array(example["span_messages"])[at].tolist()
-    return kinds, messages
-
-
 def trace_sequence(project: Project, place: str, *, whole: bool = False) -> SequenceTrace:
     """Trace `DATASET/SPLIT/N`, or one token of it with `:TOKEN`, to the source.
 
@@ -663,18 +605,16 @@ def trace_sequence(project: Project, place: str, *, whole: bool = False) -> Sequ
         raise ConfigError(f"--sequence {place}: no dataset {dataset}; there are {', '.join(known)}; {hint}")
     lineage = load_lineage(project, dataset)
     part = _find_shard_part(lineage, split, sequence, place)
-    order, note = load_order(lineage)
+    list_occurrences, note = load_order(lineage)
     shard = read_sequences(project.store, part.files["shard"])
-    trace = _read_sequence(lineage, part, shard, sequence - int(part.facts["first_sequence"]), order)
+    trace = _read_sequence(lineage, part, shard, sequence - int(part.facts["first_sequence"]), list_occurrences)
     if token is not None and token >= trace.tokens:
         raise ConfigError(
             f"--sequence {place}: the sequence has {trace.tokens} tokens; expected a token from 0 to "
             f"{trace.tokens - 1}; name one of them"
         )
-    numbered = {one.part_id: one for one in lineage.parts}
     # A segment is named once for each example that holds it, and a row may have many of both.
-    records = {one.row_id: parse_row_id(one.row_id) for one in trace.places}
-    found = {name: find_origin(lineage, numbered[part_id], at) for name, (part_id, at) in records.items()}
+    found = {name: lineage.find_origin(name) for name in dict.fromkeys(one.row_id for one in trace.places)}
     origins = tuple(found[one.row_id] for one in trace.places)
     trace = replace(trace, origins=origins, order_note=note, token=token)
     if not whole and token is None:
@@ -688,9 +628,8 @@ def trace_sequence(project: Project, place: str, *, whole: bool = False) -> Sequ
 
 
 def _find_shard_part(lineage: Lineage, split: str, sequence: int, place: str) -> manifest.Part:
-    packed = lineage.made.get(packed_shards.STAGE.name)
     counts: dict[str, int] = {}
-    for part in (part for part in (packed.parts if packed else ()) if "shard" in part.files):
+    for part in lineage.shards:
         first, count = int(part.facts["first_sequence"]), int(part.facts["sequences"])
         counts[part.facts["split"]] = first + count
         if part.facts["split"] == split and first <= sequence < first + count:
@@ -704,7 +643,7 @@ def _find_shard_part(lineage: Lineage, split: str, sequence: int, place: str) ->
 
 def _open_encoder(lineage: Lineage) -> Encoder:
     """Open the tokenizer that the examples were made with; the storage keeps every one that was used."""
-    store, wanted = lineage.project.store, lineage.made[tokenized_examples.STAGE.name].card["tokenizer_digest"]
+    store, wanted = lineage.project.store, lineage.made[TOKENIZED_EXAMPLES].card["tokenizer_digest"]
     for name in store.list("tokenizers"):
         # A damaged one is as good as none.
         with suppress(DamagedFileError):

@@ -145,13 +145,31 @@ def test_missing_data_is_an_error_and_nothing_is_written(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("", "no record could be read from its start"), ('{"turns": ["a"]}\n', r"no known format .*columns: turns")],
+    [
+        ("", "no record could be read from its start; expected"),
+        ('{"a": 1, "a": 2}\n', r"from its start \(line 1: duplicate_key: the key 'a' is repeated\); expected"),
+        ('{"turns": ["a"]}\n', r"no known format .*columns: turns"),
+    ],
 )
 def test_file_that_cannot_be_guessed_is_an_error(content: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=said):
         create(tmp_path, "rows.jsonl")
     assert not (tmp_path / "configs").exists()
+
+
+def test_file_of_an_unknown_suffix_is_an_error_of_the_argument(tmp_path: Path) -> None:
+    (tmp_path / "rows.zip").write_bytes(b"PK\x03\x04")
+    with pytest.raises(ConfigError, match=r"rowmill init: 'rows\.zip' has no known suffix; allowed are .*; rename"):
+        create(tmp_path, "rows.zip")
+
+
+def test_notes_of_the_hub_are_no_data(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset_infos.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "data" / "train.jsonl").write_text(json.dumps(CHAT), encoding="utf-8")
+
+    assert formats(create(tmp_path, "data")) == {"train": "chat"}
 
 
 def test_only_the_beginning_of_a_file_is_read(tmp_path: Path) -> None:

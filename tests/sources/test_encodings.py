@@ -2,10 +2,12 @@
 
 import gzip
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from rowmill import sources
 from rowmill.core.errors import SourceError
@@ -26,6 +28,23 @@ def written(name: str) -> str:
     if name.endswith(".json"):
         return json.dumps([{"text": one} for one in TEXTS], ensure_ascii=False)
     return "text\n" + "".join(f'"{one}"\n' for one in TEXTS)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt"])
+@pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        (gzip.compress(b"{}"), r"rename it to end in \.gz"),
+        (lzma.compress(b"{}"), r"rename it to end in \.xz"),
+        (zstandard.compress(b"{}"), r"rename it to end in \.zst"),
+        (b"PAR1\x15\x04", r"rename it to end in \.parquet"),
+        (b"ARROW1\0\0", r"rename it to end in \.arrow"),
+        (b"PK\x03\x04", "unpack it"),
+    ],
+)
+def test_file_that_is_no_text_says_what_it_is(tmp_path: Path, name: str, content: bytes, remedy: str) -> None:
+    with pytest.raises(SourceError, match=remedy):
+        read(tmp_path, name, content)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.jsonl.gz"])

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.storage import check_name
 from rowmill.kinds.catalog import KINDS
@@ -139,7 +140,8 @@ def create_project(
 def _find_datasets_of(folder: Path, argument: str, used_names: set[str]) -> list[_FoundDataset]:
     """Return the datasets of one argument: files with equal format and columns form one dataset."""
     alike: dict[str, tuple[Recognition, list[str], Sample, Mapping[str, Any]]] = {}
-    for file in find_files(Files(train_urls=[argument]), folder):
+    source = validate_options(Files, {"train_urls": [argument]}, "rowmill init")
+    for file in find_files(source, folder):
         sample, options = _read_sample(file, folder)
         data_format = _require_format(file.url, sample)
         key = json.dumps([options, dict(data_format.options), sorted(sample.columns)])
@@ -175,16 +177,19 @@ def _read_sample(file: SourceFile, folder: Path) -> tuple[Sample, dict[str, Any]
 
 
 def _take_sample(file: SourceFile, folder: Path) -> Sample:
-    records = read_first_records(file, folder)[:RECORDS_LOOKED_AT]
+    found = read_first_records(file, folder)
+    records = [record.value for record in found if record.value is not None][:RECORDS_LOOKED_AT]
+    if not records:
+        whys = [f" (line {one.line}: {one.rejected.reason}: {one.rejected.detail})" for one in found if one.rejected]
+        raise ConfigError(
+            f"{file.url}: no record could be read from its start{''.join(whys[:1])}; expected a file with records; "
+            "check the file"
+        )
     has_numbers = any(type(value) in (int, float) for record in records for value in record.values())
     return Sample(records, is_table_file=file.format.has_cells or (file.format.is_arrow and has_numbers))
 
 
 def _require_format(url: str, sample: Sample) -> Recognition:
-    if not sample.records:
-        raise ConfigError(
-            f"{url}: no record could be read from its start; expected a file with records; check the file"
-        )
     choice = recognise_format(sample, KINDS.values())
     if choice.proposal is None:
         columns = ", ".join(sample.columns) or "none"

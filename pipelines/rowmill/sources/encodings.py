@@ -93,6 +93,16 @@ _MARKS = ((codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"), (cod
           (codecs.BOM_UTF16_BE, "utf-16"))  # fmt: skip
 """Marks at the beginning of a file; UTF-32's begins with that of UTF-16."""
 
+_BINARY_MARKS = {
+    b"\x1f\x8b": ".gz",
+    b"\xfd7zXZ\x00": ".xz",
+    b"(\xb5/\xfd": ".zst",
+    b"PAR1\x15": ".parquet",
+    b"ARROW1\x00\x00": ".arrow",
+    b"PK\x03\x04": ".zip",
+}
+"""First bytes of files that are no text, and the suffix under which each is read."""
+
 
 def check_encoding(name: str) -> str:
     """Return Python's name of an encoding of text; raises ValueError if Python has no such encoding."""
@@ -108,6 +118,12 @@ def check_encoding(name: str) -> str:
 def open_utf8(content: io.BufferedReader, url: str, requested: str | None) -> tuple[BinaryIO, str | None]:
     """Return the content of a file as UTF-8, and the encoding that it has; None: it is UTF-8 already."""
     head = content.peek(_HEAD_BYTES)[:_HEAD_BYTES]
+    if binary := next((name for mark, name in _BINARY_MARKS.items() if head.startswith(mark)), None):
+        raise SourceError(
+            f"{url}: begins as a file of {binary} does; a file of this name is text; rename it to end in {binary}"
+            if binary != ".zip"
+            else f"{url}: is a zip archive; allowed are files, compressed or not; unpack it, and name its files"
+        )
     encoding = requested or next((name for mark, name in _MARKS if head.startswith(mark)), None)
     if encoding in (None, "utf-8", "utf-8-sig", "ascii"):
         _require_utf8(head, url)

@@ -80,8 +80,8 @@ def read_records(part: SourcePart, base: Path) -> Iterator[RawRecord]:
     return parse_records(read_part_bytes(part, base), reader, first_line=part.first_line, at_start=part.offset == 0)
 
 
-def read_first_records(file: SourceFile, base: Path) -> list[dict[str, Json]]:
-    """Return the readable records of a file's first part; the rest of the file is not read."""
+def read_first_records(file: SourceFile, base: Path) -> list[RawRecord]:
+    """Return the records of a file's first part; the rest of the file is not read."""
     contents: list[bytes] = []
 
     def keep(name: str, content: bytes) -> str:
@@ -89,8 +89,7 @@ def read_first_records(file: SourceFile, base: Path) -> list[dict[str, Json]]:
         return name
 
     reader = find_file_format(scan_file(file, base, keep, {}, first_records=sys.maxsize).reader)
-    records = (record for content in contents for record in parse_records(content, reader))
-    return [record.value for record in records if record.value is not None]
+    return [record for content in contents for record in parse_records(content, reader)]
 
 
 def describe_place(part: SourcePart, scan: FileScan, base: Path, row: int, *, reads_lines: bool = True) -> str:

@@ -243,6 +243,7 @@ def _require_regular_file(url: str, path: str) -> None:
 
 
 _SAVED_SPLITS = "dataset_dict.json"
+_HUB_NOTES = "dataset_infos.json"
 _SAVED_NOTES = ("dataset_info.json", "state.json")
 _ARROW_CACHE = re.compile(r"(?:cache-[0-9a-f]{16}.*|tmp[^/]{8})\.arrow|tmp[^/]{8}")
 
@@ -267,7 +268,7 @@ def select_data_files(paths: Iterable[str], url: str, suffixes: tuple[str, ...])
         if path.name.lower().endswith(suffixes)
         and not any(step.startswith((".", "_")) for step in path.parts)
         and not (path.parent in saved and (path.name in _SAVED_NOTES or _ARROW_CACHE.fullmatch(path.name)))
-        and path.name != _SAVED_SPLITS
+        and path.name not in (_SAVED_SPLITS, _HUB_NOTES)
     ]
 
 

@@ -42,6 +42,23 @@ def chat(*contents: tuple[str, Json]) -> dict[str, Json]:
     return {"messages": [{"role": role, "content": content} for role, content in contents]}
 
 
+def test_exchange_keeps_its_system_text_and_the_keys_of_its_answer() -> None:
+    first = {"system": "Be brief.", "input": "U1", "output": "A1", "loss": False}
+    second = {"input": "U2", "output": "A2", "reasoning_content": "R2", "note": "n"}
+
+    row = Canonicalizer(RowOptionValues(Chat()))({"conversation": [first, second]})
+
+    assert isinstance(row, Row)
+    assert row.messages == (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "U1"},
+        {"role": "assistant", "content": "A1", "train": False},
+        {"role": "user", "content": "U2"},
+        {"role": "assistant", "content": "A2", "reasoning_content": "R2", "note": "n"},
+    )
+    assert reason({"conversation": [{"instruction": "Sum up.", "input": "U", "output": "A"}]}) == "unread_prompt"
+
+
 # The union
 
 

@@ -50,6 +50,7 @@ from rowmill.kinds.shared.messages import (
     is_mapping,
     join_context,
     link_calls,
+    list_prompt_columns,
     pair_history,
     read_calls,
     read_flags,
@@ -286,21 +287,26 @@ def _read_list(name: str, value: Json, columns: ConversationColumns) -> Detected
         keys = next((keys for keys in EXCHANGE_KEYS if keys[0] in first and keys[1] in first), None)
         if keys is not None:
             # An item that is something else is left to whoever reads messages.
-            pairs = [
-                [
-                    {"role": role, "content": item.get(key)}
-                    for role, key in zip(("user", "assistant"), keys, strict=True)
-                ]
-                if is_mapping(item)
-                else [item]
-                for item in value
-            ]
+            pairs = [_read_exchange(item, *keys) if is_mapping(item) else [item] for item in value]
             return DetectedMessages("exchanges", list(chain.from_iterable(pairs)), columns=(name,))
     if "parts" in first and "content" not in first and columns.content_field is None:
         value = [message for item in value for message in _read_gemini(item)]
     return DetectedMessages(
         schema, value, columns.role_field or role_key, columns.content_field or content_key, columns=(name,)
     )
+
+
+def _read_exchange(item: Mapping[str, Json], asked: str, answered: str) -> list[Json]:
+    """Return the messages of one exchange: its system text, the question, and the answer with all other keys."""
+    name, system = find_first_column(item, SYSTEM_COLUMNS)
+    if unread := list_prompt_columns(item, (asked, answered, name)):
+        raise RejectError("unread_prompt", f"an exchange holds {unread[0]}, which belongs to its prompt by its name")
+    others = {key: value for key, value in item.items() if key not in (asked, answered, name)}
+    turns: list[Json] = [
+        {"role": "user", "content": item.get(asked)},
+        {**others, "role": "assistant", "content": item.get(answered)},
+    ]
+    return [{"role": "system", "content": system}, *turns] if system else turns
 
 
 def _read_gemini(item: Json) -> list[Json]:

@@ -18,7 +18,7 @@ from rowmill.kinds.shared.conversation_rows import (
     ConversationColumns,
     ConversationReader,
 )
-from rowmill.kinds.shared.messages import SYSTEM_COLUMNS, is_list, is_mapping, split_transcript
+from rowmill.kinds.shared.messages import SYSTEM_COLUMNS, is_list, is_mapping, parse_messages, split_transcript
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
 
 ROLE_KEYS = ("role", "from", "speaker", "author", "sender", "type")
@@ -48,7 +48,9 @@ class Chat(ConversationColumns):
         if found is None or not (found.schemas and set(found.schemas) <= _PAIR_SCHEMAS):
             return found
         has_more = {*SYSTEM_COLUMNS, "history"} & set(found.columns)
-        has_lists = any(not isinstance(record.get(name), str) for record in sample.whole for name in found.columns)
+        has_lists = any(
+            type(parse_messages(record.get(name))) is not str for record in sample.whole for name in found.columns
+        )
         return found if has_more or has_lists else None
 
     def make_record_reader(self, options: DatasetOptions) -> RecordReader:

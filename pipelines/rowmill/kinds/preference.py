@@ -39,6 +39,7 @@ from rowmill.kinds.shared.messages import (
     is_list,
     is_mapping,
     join_context,
+    parse_messages,
     read_history,
     remove_flags,
     split_open_transcript,
@@ -484,7 +485,7 @@ def _find_compared(record: Mapping[str, Json], columns: Preference) -> FoundSide
         names, better = pair, _read_choice(record, pair)
         if better is None:
             return None
-    sides = [record[names[better]], record[names[1 - better]]]
+    sides = [parse_messages(record[names[i]]) for i in (better, 1 - better)]
     prompt = _find_prompt(record, columns)
     if prompt is None and all(map(is_list, sides)):
         chosen, rejected = (_read_side(side, columns) for side in sides)
@@ -546,7 +547,7 @@ def _find_unpaired(record: Mapping[str, Json], columns: Preference) -> FoundSide
         return None
     if type(value) not in (bool, int) or value not in (0, 1):
         raise RejectError("bad_label", f"{describe_type(value)}, expected true, false, 1 or 0")
-    answer = find_first_column(record, columns.completion_fields)[1]
+    answer = parse_messages(find_first_column(record, columns.completion_fields)[1])
     prompt = None if answer is None else _find_prompt(record, columns)
     if prompt is not None:
         asked, answered = _read_side(prompt, columns, role="user"), _read_side(answer, columns)
@@ -561,14 +562,16 @@ def _find_unpaired(record: Mapping[str, Json], columns: Preference) -> FoundSide
 
 def _find_both(record: Mapping[str, Json], columns: Preference) -> tuple[Json, Json] | None:
     chosen, rejected = (
-        find_first_column(record, names)[1] for names in (columns.chosen_fields, columns.rejected_fields)
+        parse_messages(find_first_column(record, names)[1])
+        for names in (columns.chosen_fields, columns.rejected_fields)
     )
     return None if chosen is None or rejected is None else (chosen, rejected)
 
 
 def _find_prompt(record: Mapping[str, Json], columns: Preference) -> Any:
     """Return the prompt as text or messages, the reject of one that cannot be joined, or None."""
-    name, prompt = find_first_column(record, columns.prompt_fields)
+    name, value = find_first_column(record, columns.prompt_fields)
+    prompt = parse_messages(value)
     if type(prompt) is not str:
         return prompt
     text, _ = join_context(record, name, columns.context_fields)

@@ -16,14 +16,22 @@ from rowmill.core.config import describe_type
 from rowmill.core.json import Json, to_json
 from rowmill.kinds.base import ALL_GROUPS, DatasetOptions, RowReader, refuse_overlong_policy
 from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader
-from rowmill.kinds.shared.conversation_rows import ConversationReader, DetectedMessages, MessageColumns, add_system
+from rowmill.kinds.shared.conversation_rows import (
+    LIST_COLUMNS,
+    ConversationReader,
+    DetectedMessages,
+    MessageColumns,
+    add_system,
+)
 from rowmill.kinds.shared.messages import (
     CONTEXT_COLUMNS,
+    PAIR_COLUMNS,
     RejectError,
     get_at_path,
     is_list,
     is_mapping,
     join_context,
+    parse_messages,
     remove_flags,
     split_open_transcript,
 )
@@ -202,11 +210,13 @@ class _PromptReader:
     def _find_prompt(self, record: Mapping[str, Json]) -> DetectedMessages:
         columns = self._columns
         for path in columns.prompt_fields:
-            value = get_at_path(record, path)
+            value = parse_messages(get_at_path(record, path))
             if value is None:
                 continue
             role_key, content_key = columns.role_field or "role", columns.content_field or "content"
             if type(value) is str:
+                if path in LIST_COLUMNS and split_open_transcript(value) is None:
+                    raise RejectError("bad_messages", f"{path} is text, expected messages, their JSON or a transcript")
                 text, used = value, (path,)
                 if path in record:
                     # Alpaca's `input` belongs to its `instruction`, whichever of them is looked for first.

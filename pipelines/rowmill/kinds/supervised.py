@@ -18,7 +18,15 @@ from rowmill.kinds.base import (
     refuse_overlong_policy,
 )
 from rowmill.kinds.shared.canonicalization import RecordReader
-from rowmill.kinds.shared.messages import CONTEXT_COLUMNS, PAIR_COLUMNS, RejectError, get_at_path, join_context
+from rowmill.kinds.shared.messages import (
+    CONTEXT_COLUMNS,
+    PAIR_COLUMNS,
+    RejectError,
+    get_at_path,
+    is_list,
+    join_context,
+    parse_messages,
+)
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.schema.rows import Row, RowKind, make_plain_report
 
@@ -113,14 +121,15 @@ class Supervised(DatasetKind):
             and record.get("output") is not None
         ):
             prompt_field, response_field, schema = "instruction", "output", "alpaca"
-        prompt, response = get_at_path(record, prompt_field), get_at_path(record, response_field)
+        prompt, response = (parse_messages(get_at_path(record, name)) for name in (prompt_field, response_field))
         for name, value in ((prompt_field, prompt), (response_field, response)):
             if value is None:
                 raise RejectError(
                     "missing_field", f"{name} is absent or null; the record has {', '.join(sorted(record)[:20])}"
                 )
             if type(value) is not str:
-                raise RejectError("content_not_text", f"{name} is {describe_type(value)}")
+                hint = "; kind: chat reads messages" if is_list(value) else ""
+                raise RejectError("content_not_text", f"{name} is {describe_type(value)}{hint}")
         if not response or response.isspace():
             raise RejectError("empty_text", f"{response_field} is blank")
         text, used = str(prompt), (prompt_field.partition(".")[0],)

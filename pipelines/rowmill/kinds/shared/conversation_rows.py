@@ -52,6 +52,7 @@ from rowmill.kinds.shared.messages import (
     link_calls,
     list_prompt_columns,
     pair_history,
+    parse_messages,
     read_calls,
     read_flags,
     read_history,
@@ -374,6 +375,7 @@ def _detect_prompt_response(record: Mapping[str, Json], columns: ConversationCol
     )
     if prompt is None or response is None:
         return None
+    prompt, response = parse_messages(prompt), parse_messages(response)
     used: tuple[str, ...] = (prompt_field, response_field)
     if type(prompt) is str:
         prompt, used = join_context(record, prompt_field, columns.context_fields, response_field)

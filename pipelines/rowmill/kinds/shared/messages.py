@@ -85,6 +85,21 @@ def get_at_path(record: Mapping[str, Json], path: str) -> Json:
     return here
 
 
+def parse_messages(value: Json) -> Json:
+    """Return the messages that a text is the JSON of, as cells of a table often are; any other value as it is."""
+    if type(value) is not str or not value.lstrip().startswith("["):
+        return value
+    try:
+        parsed = from_json(value)
+    except ValueError:
+        return value
+    first = parsed[0] if is_list(parsed) and parsed else None
+    return parsed if is_mapping(first) and any(set(keys) <= first.keys() for keys in _MESSAGE_FORMS) else value
+
+
+_MESSAGE_FORMS = (("role", "content"), ("from", "value"))
+
+
 # ── Placeholders of media ──────────────────────────────────────────────────────────────────────────
 
 

@@ -46,7 +46,7 @@ def test_exchange_keeps_its_system_text_and_the_keys_of_its_answer() -> None:
     first = {"system": "Be brief.", "input": "U1", "output": "A1", "loss": False}
     second = {"input": "U2", "output": "A2", "reasoning_content": "R2", "note": "n"}
 
-    row = Canonicalizer(RowOptionValues(Chat()))({"conversation": [first, second]})
+    row = Canonicalizer(DatasetOptions(format=Chat()))({"conversation": [first, second]})
 
     assert isinstance(row, Row)
     assert row.messages == (

@@ -259,6 +259,71 @@ def test_nothing_is_proposed_where_no_format_fits(record: dict[str, Any]) -> Non
     assert choose([record]).proposal is None
 
 
+PASSAGE = "Olives grow around the sea, where the winter is mild and the summer is dry. " * 3
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        ({"question": "do olives grow in the cold?", "answer": False, "passage": PASSAGE * 9}, "question: a column of"),
+        ({"prompt": "Why did they?", "responses": [f"They cared. {PASSAGE}", "Nobody knows."]}, "nothing reads respon"),
+        ({"sentences": ["One may be first.", "Another is behind."]}, ""),
+        ({"prompt": f"### Q: why? ### A: {PASSAGE}", "output": PASSAGE}, "the prompt holds its response"),
+        ({"question": "Where?", "context": PASSAGE, "answers": {"text": []}}, ""),
+        ({"prompt": "Why did they?", "reward_model": '{"ground_truth": "1"}'}, ""),
+        ({"text": "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\nSo.<|im_end|>"}, "such as chatml"),
+        ({"text": "Below is a task.\n\n### Instruction:\nWhy?\n\n### Response:\nSo."}, "such as alpaca"),
+        ({"text": "<s>[INST] Why? [/INST] So. </s>"}, "such as mistral"),
+        ({"messages": [ASKED, ANSWERED], "thumbs_up": 1}, "thumbs_up: a column of preference data"),
+    ],
+    ids=[
+        *("question unread", "several responses", "sentences", "prompt with its response", "answers of another form"),
+        *("truth as text", "chatml", "alpaca", "mistral", "label"),
+    ],
+)
+def test_what_would_train_the_wrong_text_is_not_proposed(record: dict[str, Any], why: str) -> None:
+    choice = choose([record] * 20)
+
+    assert choice.proposal is None
+    assert why in choice.explain()
+
+
+def test_mapping_under_the_name_of_a_label_is_none() -> None:
+    assert propose({"messages": [ASKED, ANSWERED], "label": {"topic": ["code"]}}).options == CHAT
+
+
+@pytest.mark.parametrize("column", ["messages", "conversations"])
+def test_long_text_under_a_telling_name_is_no_table(column: str) -> None:
+    record = {"id": 1, column: f"[{{'role': 'user', 'content': '{PASSAGE}'}}]"}
+
+    assert choose([record], is_table_file=True).proposal is None
+    assert propose({"id": 1, column: "short"}, is_table_file=True)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": [ASKED], "response": "They cared."},
+        {"prompt": "What is 1 + 1?", "chosen": [ASKED, ANSWERED], "rejected": [ASKED, {**ANSWERED, "content": "No."}]},
+        {"prompt": [ASKED], "chosen": "They cared.", "rejected": "Nobody knows."},
+        {"prompt": [ASKED], "completion": [ANSWERED], "label": True},
+        {"prompt": [ASKED], "ground_truth": "1"},
+        {"messages": [ASKED], "ground_truth": "1"},
+    ],
+    ids=["pair", "sides", "prompt of sides", "unpaired", "prompt", "messages"],
+)
+def test_json_text_of_messages_is_read_as_the_messages(record: dict[str, Any]) -> None:
+    told = {name: json.dumps(value) if isinstance(value, list) else value for name, value in record.items()}
+
+    options = propose(told).options
+
+    assert options == propose(record).options
+    assert (read(told, options).messages, read(told, options).columns) == (
+        read(record, options).messages,
+        read(record, options).columns,
+    )
+
+
 def test_proposal_fits_most_records_and_most_of_their_text() -> None:
     reviews = {"review": "It broke after a week, and nobody answers. " * 4, "stars": 1}
 

@@ -26,6 +26,7 @@ from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
+from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.core.template_sandbox import (
@@ -167,6 +168,17 @@ class GenerationTag(Extension):
         """Return the block's text, between its borders if they are set."""
         text = caller()
         return text if self.borders is None else f"{self.borders[0]}{text}{self.borders[1]}"
+
+
+def list_answer_marks() -> dict[str, str]:
+    """Return the line that each bundled template prints before an answer: the mark of a chat that is text."""
+    marks: dict[str, str] = {}
+    for name in list_bundled_templates():
+        template = ChatSandbox(datetime(2025, 1, 1)).from_string(read_named_template(name))  # noqa: DTZ001
+        asked = [{"role": "user", "content": "asked"}]
+        printed = template.render(messages=asked, add_generation_prompt=True, bos_token="", eos_token="")
+        marks[name] = printed.partition("asked")[2].strip().splitlines()[-1]
+    return marks
 
 
 # ── The fast path ──

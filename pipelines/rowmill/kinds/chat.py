@@ -102,8 +102,8 @@ def _suggest_columns(sample: Sample) -> Iterator[dict[str, Any]]:
             type(text := record.get(name)) is str and split_transcript(text) is not None for record in sample.whole
         ):
             yield {"messages_field": name}
-        if name not in LIST_COLUMNS and sample.is_mostly(
-            # Texts of user and model in turn.
+        # Texts of user and model in turn, as in UltraChat; a list of texts with another name may be anything.
+        if name == "data" and sample.is_mostly(
             is_list(turns := record.get(name))
             and len(turns) > 1
             and all(type(turn) is str and " " in turn for turn in turns)

@@ -42,6 +42,13 @@ from rowmill.schema.rows import Row, RowKind
 _TELLING_PATHS = ("reward_model.ground_truth", "reward_spec.ground_truth", "ground_truth")
 """Paths that only prompts of reinforcement learning have."""
 
+_ANSWERING_COLUMNS = {
+    "answers",
+    *(path.partition(".")[0] for path in _TELLING_PATHS),
+    *(name for _, name in PAIR_COLUMNS),
+}
+"""Columns that hold answers or a ground truth, whatever their form."""
+
 
 class Prompts(MessageColumns):
     """Each record is a prompt for reinforcement learning, with its ground truth."""
@@ -114,8 +121,14 @@ class Prompts(MessageColumns):
         if found is not None and found.fits == found.of:
             named = any(get_at_path(record, path) is not None for record in sample.whole for path in _TELLING_PATHS)
             return replace(found, precedence=30) if named else found
-        alone = [name for name in sample.columns if name in ("prompt", "messages", "question", "instruction")]
-        return choose_best([try_options(cls, {"require_ground_truth": False}, sample)]) if alone else None
+        asks = {"prompt", "messages", "question", "instruction"} & set(sample.columns)
+        # A column that may answer, in a form that is not read, is no ground truth to do without.
+        answers = _ANSWERING_COLUMNS & set(sample.columns)
+        if not asks or answers:
+            return None
+        options = {"require_ground_truth": False}
+        found = choose_best([try_options(cls, {**options, "trailing_assistant": "reject"}, sample)])
+        return None if found is None else replace(found, options={"kind": cls.get_name(), **options})
 
     @classmethod
     def select_group_defaults(

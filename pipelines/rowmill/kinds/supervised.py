@@ -82,6 +82,9 @@ class Supervised(DatasetKind):
         present = set(sample.columns)
         named = ((sample.find_column(one), sample.find_column(other)) for one, other in PAIR_COLUMNS)
         paths = [path for path in NESTED_RESPONSES if path.partition(".")[0] in present]
+        if any(get_at_path(record, "responses.1") is not None for record in sample.whole):
+            # Which of several responses is meant, only a rank tells.
+            paths = [path for path in paths if path != "responses.0"]
         nested = ((prompt, path) for path in paths for prompt in ("question", "prompt") if prompt in present)
         found = choose_best(
             try_options(cls, {"input_field": prompt, "output_field": response}, sample)

@@ -1,10 +1,12 @@
 """The kind `text`: documents, one column of text, all of which is trained."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from rowmill.conversation.template_engines import list_answer_marks
 from rowmill.kinds.base import ALL_GROUPS, DatasetKind, DatasetOptions
 from rowmill.kinds.shared.canonicalization import RecordReader
 from rowmill.kinds.shared.conversation_rows import explain_tree, make_document_reader
@@ -46,7 +48,15 @@ class Text(DatasetKind):
             return None
         columns = sample.columns
         names = [name for name in TEXT_COLUMNS if name in columns] or (columns if len(columns) == 1 else [])
-        return choose_best(try_options(cls, {} if name == "text" else {"text_key": name}, sample) for name in names)
+        found = choose_best(try_options(cls, {} if name == "text" else {"text_key": name}, sample) for name in names)
+        if found is None:
+            return None
+        column = found.options.get("text_key", "text")
+        for name, mark in list_answer_marks().items():
+            if sample.is_mostly(mark in str(record.get(column)) for record in sample.whole):
+                problem = f"{column} holds chats that a template such as {name} has printed: prompts would be trained"
+                return replace(found, problem=problem)
+        return found
 
     def make_record_reader(self, options: DatasetOptions) -> RecordReader:
         """Read every record as a document."""

@@ -343,7 +343,17 @@ _SHAPE_COLUMNS = frozenset("conversations system instruction input output histor
 
 
 def list_present_columns(record: Mapping[str, Json], unread: frozenset[str]) -> list[str]:
-    """Return the unread columns in which a record has a value, in the record's order; an empty cell is not a value."""
+    """Return the unread columns in which a record has a value, in the record's order.
+
+    An empty cell is not a value, and what is no single value labels no answer.
+    """
     if unread.isdisjoint(record):
         return []
-    return [name for name, value in record.items() if name in unread and value is not None and value != ""]
+    return [
+        name
+        for name, value in record.items()
+        if name in unread
+        and value is not None
+        and value != ""
+        and not (name in ANSWER_LABELS and (is_mapping(value) or is_list(value)))
+    ]

@@ -39,6 +39,7 @@ from rowmill.kinds.base import PAIR_SIDES, DatasetKind, DatasetOptions, refuse_m
 from rowmill.kinds.shared.canonicalization import RecordReader
 from rowmill.kinds.shared.filters import Filters
 from rowmill.kinds.shared.messages import (
+    ASKING_COLUMNS,
     CONTEXT_COLUMNS,
     SYSTEM_COLUMNS,
     RejectError,
@@ -144,9 +145,7 @@ class ConversationColumns(MessageColumns):
     messages_field: str = "messages"
     """Column with the list of messages, its JSON text, or a transcript; `messages` is also looked for under the names
     that public datasets use, such as `conversations`."""
-    prompt_fields: list[str] = Field(
-        default=["prompt", "question", "instruction", "query", "problem", "input", "inputs"], min_length=1
-    )
+    prompt_fields: list[str] = Field(default=[*ASKING_COLUMNS], min_length=1)
     """Columns that may hold the prompt, as text or messages; the first that is not null is used."""
     context_fields: list[str] = Field(default=[*CONTEXT_COLUMNS])
     """Columns whose text belongs to a prompt that is text: each is appended to it on a new line."""

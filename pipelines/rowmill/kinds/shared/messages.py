@@ -346,6 +346,10 @@ PROMPT_COLUMNS = frozenset({*SYSTEM_COLUMNS, *CONTEXT_COLUMNS, "history", "instr
 """Columns whose name says that they belong to a prompt."""
 
 
+ASKING_COLUMNS = ("prompt", "question", "instruction", "query", "problem", "input", "inputs")
+"""Columns that ask, the most likely first."""
+
+
 def list_prompt_columns(record: Mapping[str, Json], read: Sequence[str]) -> list[str]:
     """Return the columns whose name says that they belong to a prompt, that hold something, and that are not read."""
     return [

@@ -24,12 +24,15 @@ from rowmill.core.json import Json
 from rowmill.kinds.base import DatasetKind, DatasetOptions
 from rowmill.kinds.shared.canonicalization import (
     ANSWER_PAIRS,
+    IDENTIFIER_CHARS,
     Canonicalizer,
+    list_present_columns,
     measure_row_text,
     measure_unread_text,
     remove_nulls,
 )
 from rowmill.kinds.shared.conversation_rows import explain_tree
+from rowmill.kinds.shared.messages import ASKING_COLUMNS
 from rowmill.schema.rows import Rejected
 
 RECORDS_LOOKED_AT = 200
@@ -161,7 +164,8 @@ def try_options(
     """Read some records with options of a kind, as a build would."""
     model = kind.model_validate({"kind": kind.get_name(), **options})
     reader = Canonicalizer(DatasetOptions(format=model))
-    fits = of = 0
+    fits = of = given_away = 0
+    preferences: set[str] = set()
     read_columns: Counter[str] = Counter()
     schemas: Counter[str] = Counter()
     problems: Counter[str] = Counter()
@@ -171,26 +175,36 @@ def try_options(
     for record in whole:
         row = reader(remove_nulls(dict(record)))
         if isinstance(row, Rejected):
-            if row.reason in SHAPE_REASONS:
-                of += 1
-                problems[f"{row.reason}: {row.detail}"] += 1
+            of += row.reason in SHAPE_REASONS
+            problems[f"{row.reason}: {row.detail}"] += 1
             continue
-        if row.kind == "conversation":
-            roles = model.get_token_options().assistant_roles
-            if not any(message["role"] in roles for message in row.messages):
-                of += 1
-                problems["no_assistant: no message of the model"] += 1
-                continue
+        roles = {message["role"] for message in row.messages if message["content"] or message.get("tool_calls")}
+        if row.kind == "conversation" and roles.isdisjoint(model.get_token_options().assistant_roles):
+            of += 1
+            problems["no_assistant: no message of the model"] += 1
+            continue
+        if row.messages and not roles:
+            of += 1
+            problems["bad_messages: no message has content"] += 1
+            continue
         fits, of = fits + 1, of + 1
+        # A short answer may well stand in a long prompt.
+        given_away += len(row.output or "") > IDENTIFIER_CHARS and (row.output or "").strip() in (row.text or "")
+        preferences.update(list_present_columns(record, reader.unread_preferences))
         schemas[row.report.schema] += 1
         read_columns.update(name for name in row.read_columns if record.get(name) is not None)
         read_text += measure_row_text(row)
         unread.update(measure_unread_text(record, row, {*row.read_columns, *reader.read_elsewhere}))
     total = read_text + unread.total()
-    pairs = [name for name in sample.columns if name in ANSWER_PAIRS]
-    problem = ""
-    if pairs and kind.get_name() != "preference":
-        problem = f"{', '.join(pairs)}: a column of preference data, whose worse answers must not be trained"
+    problem, compares = "", kind.get_name() == "preference"
+    if compared := [name for name in sample.columns if name in preferences or (name in ANSWER_PAIRS and not compares)]:
+        problem = f"{', '.join(compared)}: a column of preference data, whose worse answers must not be trained"
+    elif asking := [
+        name for name in ASKING_COLUMNS if unread[name] * 2 > sum(len(str(record.get(name, ""))) for record in whole)
+    ]:
+        problem = f"{', '.join(asking)}: a column of prompts, which nothing reads"
+    elif given_away * 2 > fits:
+        problem = "the prompt holds its response"
     order = {name: i for i, name in enumerate(sample.columns)}
     return Recognition(
         {"kind": kind.get_name(), **options},
@@ -208,9 +222,12 @@ def try_options(
 
 
 def choose_best(found: Iterable[Recognition]) -> Recognition | None:
-    """Return the recognition with most fits, then least unread text, then the first."""
+    """Return the recognition with most fits, then least unread text, then the first.
+
+    Records that are all refused for their content have a shape too, which the error about them names.
+    """
     return min(
-        (one for one in found if one.fits),
+        (one for one in found if one.fits or (one.misfit and not one.of)),
         key=lambda one: (not one.is_sure, -one.fits, round(sum(one.unread.values()), 2)),
         default=None,
     )

@@ -251,6 +251,7 @@ class Records(DatasetKind):
         """Recognise rows of single values: the last resort, since any file of texts would be a table.
 
         A file that is no table by its kind is one only if no column is long text and none has a name of another kind.
+        One that is may have either, but not both.
         """
         records, columns = sample.whole, sample.columns
         flat = [
@@ -265,7 +266,8 @@ class Records(DatasetKind):
             if texts and sum(map(len, texts)) > LONG_TEXT_CHARS * len(texts):
                 long.append(name)
         problem = ""
-        if not sample.is_table_file and (told or long):
+        # A table has short texts under names like these, such as `text`; a file of conversations has long ones.
+        if (told and long) if sample.is_table_file else (told or long):
             what = f"{told[0]} is a name" if told else f"{long[0]} is long text, as"
             problem = f"{what} of prompts, answers or documents, so that it is a table only if the recipe says so"
         notes = [

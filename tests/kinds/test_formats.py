@@ -712,6 +712,8 @@ def test_role_in_another_case_is_that_role_and_noted(role: str) -> None:
 
 def test_user_without_content_and_arguments_that_are_no_json_are_rejected() -> None:
     assert reason(chat(("user", None), ("assistant", "A"))) == "empty_user"
+    told = {"role": "system", "content": None, "system_prompt": "Be brief."}
+    assert reason({"messages": [told, {"role": "user", "content": "U"}]}) == "unread_prompt"
     assert turns(kept(chat(("user", ""), ("assistant", "A"))))[0] == ("user", "")
 
     call = {"id": "c", "function": {"name": "find", "arguments": "{city: Oslo"}}

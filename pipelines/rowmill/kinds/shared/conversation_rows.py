@@ -595,6 +595,8 @@ class ConversationReader:
         if role == FUNCTION_CALL:
             role, value, given = "assistant", "", [value, *given]
         speaks = role in self._speakers
+        if value is None and (unread := list_prompt_columns(extras, ())):
+            raise RejectError("unread_prompt", f"a message of {role} has no content, and nothing reads its {unread[0]}")
         if value is None and role == "user":
             raise RejectError("empty_user", "a user's message without content: an answer to it would answer nothing")
         content, reasoning = "" if value is None else value, NO_REASONING

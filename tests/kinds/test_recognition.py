@@ -274,11 +274,20 @@ PASSAGE = "Olives grow around the sea, where the winter is mild and the summer i
         ({"text": "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\nSo.<|im_end|>"}, "such as chatml"),
         ({"text": "Below is a task.\n\n### Instruction:\nWhy?\n\n### Response:\nSo."}, "such as alpaca"),
         ({"text": "<s>[INST] Why? [/INST] So. </s>"}, "such as mistral"),
+        (
+            {"System": "You are brief and kind.", "Question": "Why so?", "Answer": PASSAGE},
+            "System: a column of prompts",
+        ),
+        ({"text": "Write a function that adds.", "code": "def add(a, b): return a + b"}, "a column of documents too"),
+        ({"messages": [ASKED, {**ANSWERED, "weight": 0.5}]}, "0 of 20 fit format: {kind: chat} (bad_weight"),
+        ({"image": "a.png", "messages": [{**ASKED, "content": "<image> What?"}, ANSWERED]}, "(multimodal_content: "),
+        ({"prompt": {"text": "Why?", "role": "prompter", "replies": []}}, ""),
         ({"messages": [ASKED, ANSWERED], "thumbs_up": 1}, "thumbs_up: a column of preference data"),
     ],
     ids=[
         *("question unread", "several responses", "sentences", "prompt with its response", "answers of another form"),
-        *("truth as text", "chatml", "alpaca", "mistral", "label"),
+        *("truth as text", "chatml", "alpaca", "mistral", "system in capitals", "two documents", "weights", "image"),
+        *("tree", "label"),
     ],
 )
 def test_what_would_train_the_wrong_text_is_not_proposed(record: dict[str, Any], why: str) -> None:
@@ -286,6 +295,15 @@ def test_what_would_train_the_wrong_text_is_not_proposed(record: dict[str, Any],
 
     assert choice.proposal is None
     assert why in choice.explain()
+
+
+def test_context_in_capitals_belongs_to_the_prompt() -> None:
+    record = {"Instruction": "Sum up the text.", "Input": PASSAGE, "Output": "Where olives grow."}
+
+    options = propose(record).options
+
+    assert read(record, options).text == f"Sum up the text.\n{PASSAGE}"
+    assert options["context_fields"] == ["Input"]
 
 
 def test_mapping_under_the_name_of_a_label_is_none() -> None:

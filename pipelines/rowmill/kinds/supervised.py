@@ -86,8 +86,10 @@ class Supervised(DatasetKind):
             # Which of several responses is meant, only a rank tells.
             paths = [path for path in paths if path != "responses.0"]
         nested = ((prompt, path) for path in paths for prompt in ("question", "prompt") if prompt in present)
+        context = [column for name in CONTEXT_COLUMNS if (column := sample.find_column(name)) is not None]
+        more = {} if set(context) <= set(CONTEXT_COLUMNS) else {"context_fields": context}
         found = choose_best(
-            try_options(cls, {"input_field": prompt, "output_field": response}, sample)
+            try_options(cls, {"input_field": prompt, "output_field": response, **more}, sample)
             for prompt, response in (*named, *nested)
             if prompt is not None and response is not None
         )

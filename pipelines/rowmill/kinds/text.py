@@ -52,6 +52,8 @@ class Text(DatasetKind):
         if found is None:
             return None
         column = found.options.get("text_key", "text")
+        if others := [name for name in names if name in found.unread and name != column]:
+            return replace(found, problem=f"{', '.join(others)}: a column of documents too, which nothing reads")
         for name, mark in list_answer_marks().items():
             if sample.is_mostly(mark in str(record.get(column)) for record in sample.whole):
                 problem = f"{column} holds chats that a template such as {name} has printed: prompts would be trained"

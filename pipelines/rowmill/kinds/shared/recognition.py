@@ -32,7 +32,7 @@ from rowmill.kinds.shared.canonicalization import (
     remove_nulls,
 )
 from rowmill.kinds.shared.conversation_rows import explain_tree
-from rowmill.kinds.shared.messages import ASKING_COLUMNS
+from rowmill.kinds.shared.messages import ASKING_COLUMNS, PROMPT_COLUMNS
 from rowmill.schema.rows import Rejected
 
 RECORDS_LOOKED_AT = 200
@@ -44,6 +44,12 @@ SHAPE_REASONS = frozenset(
     "unknown_content_part bad_system_prompt bad_weight prompt_ends_with_assistant".split()
 )
 """Reasons to reject a record that say that it has another shape; the others concern its content."""
+
+_ABSENT = ("", "unknown_schema", "missing_field")
+"""Reasons of records that have none of the columns that are looked for."""
+
+_ASKING_NAMES = {*ASKING_COLUMNS, *PROMPT_COLUMNS}
+"""Columns of prompts, whose names other datasets write in capitals."""
 
 IMPLICIT_SCHEMAS = frozenset({"prompt_response", "alpaca", "text"})
 """Shapes that columns of text have by their names alone."""
@@ -200,7 +206,9 @@ def try_options(
     if compared := [name for name in sample.columns if name in preferences or (name in ANSWER_PAIRS and not compares)]:
         problem = f"{', '.join(compared)}: a column of preference data, whose worse answers must not be trained"
     elif asking := [
-        name for name in ASKING_COLUMNS if unread[name] * 2 > sum(len(str(record.get(name, ""))) for record in whole)
+        name
+        for name, size in unread.items()
+        if name.lower() in _ASKING_NAMES and size * 2 > sum(len(str(record.get(name, ""))) for record in whole)
     ]:
         problem = f"{', '.join(asking)}: a column of prompts, which nothing reads"
     elif given_away * 2 > fits:
@@ -224,10 +232,10 @@ def try_options(
 def choose_best(found: Iterable[Recognition]) -> Recognition | None:
     """Return the recognition with most fits, then least unread text, then the first.
 
-    Records that are all refused for their content have a shape too, which the error about them names.
+    One without any is kept if records have its columns: the error about them says why they do not fit.
     """
     return min(
-        (one for one in found if one.fits or (one.misfit and not one.of)),
+        (one for one in found if one.fits or one.misfit.partition(":")[0] not in _ABSENT),
         key=lambda one: (not one.is_sure, -one.fits, round(sum(one.unread.values()), 2)),
         default=None,
     )

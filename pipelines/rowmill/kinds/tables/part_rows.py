@@ -329,8 +329,9 @@ def _make_decoded_parts(
     kept[list(refused)] = False
     for task, log, (begin, end) in zip(tasks, mismatches, pairwise(records.borders), strict=True):
         rejects = _log_rejects(task, decoded)
-        for place in (begin + np.flatnonzero(~kept[begin:end])).tolist():
-            rejects.add(rows["row_id"][place], refused[place], decoded.raws[place])
+        places_refused = (begin + np.flatnonzero(~kept[begin:end])).tolist()
+        for row_id, place in zip(rows["row_id"].gather(places_refused), places_refused, strict=True):
+            rejects.add(row_id, refused[place], decoded.raws[place])
         part_rows = table.slice(begin, end - begin)
         part_rows = part_rows if kept[begin:end].all() else part_rows.filter(kept[begin:end])
         zones = {} if times is None else _count_zones(times, kept[begin:end], begin, records.numbers[begin:end])

@@ -92,10 +92,12 @@ class SourceColumn:
         """Return the records whose value is one of some distinct ones."""
         return np.flatnonzero(np.isin(self.codes, codes))
 
-    def read_value(self, place: int) -> Any:
-        """Return the value of a record."""
-        value = self.values[int(self.codes[place])]
-        return value.as_py() if isinstance(value, pa.Scalar) else value
+    def read_values(self, places: Sequence[int]) -> list[Any]:
+        """Return the values of some records."""
+        codes = self.codes[list(places)]
+        if isinstance(self.values, list):
+            return [self.values[code] for code in codes.tolist()]
+        return self.values.take(pa.array(codes)).to_pylist()
 
     def spread(self, texts: pa.LargeStringArray | Sequence[str | None]) -> pl.Expr:
         """Return the text of each record, given one per distinct value.
@@ -202,8 +204,9 @@ def _observe_column(
         for number in met[_find_first_places(met)].tolist():
             name, places = names[number], firsts[met == number][:MAX_EXAMPLES].tolist()
             if name:
-                shown = [(str(column.read_value(at))[:MAX_EXAMPLE_CHARS], (0, records[at])) for at in places]
-                tallies[what][name] = ShapeTally(counts[number], tuple(shown))
+                texts = [str(value)[:MAX_EXAMPLE_CHARS] for value in column.read_values(places)]
+                shown = tuple((text, (0, records[at])) for text, at in zip(texts, places, strict=True))
+                tallies[what][name] = ShapeTally(counts[number], shown)
             elif name is None:
                 present -= counts[number]
                 first, gap = int(np.argmax(own != number)), (0, records[places[0]])
@@ -514,7 +517,7 @@ class RowBuilder:
                     continue
                 if records.objects is not None:
                     places = [place for place in places if place not in refused]
-                values = [column.read_value(place) for place in places]
+                values = column.read_values(places)
                 cuts = np.searchsorted(places, records.borders).tolist()
                 for log, (begin, end) in zip(mismatches, pairwise(cuts), strict=True):
                     if begin < end:

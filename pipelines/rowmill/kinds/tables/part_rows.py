@@ -435,9 +435,9 @@ def _build_row_table(
     if prefixes is not None:
         columns["dedupe_key"] = prefixes
     for column in ROW_SCHEMA:
-        # What is reported of a row without messages.
-        value = pa.scalar(getattr(report, column.name, None), column.type)
-        columns.setdefault(column.name, pa.repeat(value, count))
+        # What is reported of a row without messages; `repeat` takes a microsecond for each list.
+        value = pa.array([getattr(report, column.name, None)], column.type)
+        columns.setdefault(column.name, value.take(pa.array(np.zeros(count, np.int32))))
     return pa.table([columns[name] for name in ROW_SCHEMA.names], schema=ROW_SCHEMA)
 
 

@@ -163,10 +163,10 @@ def hash_row_content(row: Row) -> bytes:
 
     The order of keys and other keys of the source do not count.
     """
-    messages = [
-        one if len(one) == _PLAIN_MESSAGE_KEYS else {key: one[key] for key in CONTENT_KEYS if key in one}
-        for one in row.messages
-    ]
+    messages = [*row.messages]
+    for place, message in enumerate(row.messages):
+        if len(message) > _PLAIN_MESSAGE_KEYS:
+            messages[place] = {key: message[key] for key in CONTENT_KEYS if key in message}
     content: list[Json] = [row.kind, messages, row.tools, row.template_kwargs, row.text, row.output, row.record]
     if row.kind in ROW_KIND_COLUMNS:
         content += [_digest_array(row.columns[name]) for name in CONTENT_COLUMNS.get(row.kind, ())]

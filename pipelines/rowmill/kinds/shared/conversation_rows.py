@@ -41,6 +41,7 @@ from rowmill.kinds.shared.filters import Filters
 from rowmill.kinds.shared.messages import (
     ASKING_COLUMNS,
     CONTEXT_COLUMNS,
+    PROMPT_COLUMNS,
     SYSTEM_COLUMNS,
     RejectError,
     ToolCalls,
@@ -595,7 +596,7 @@ class ConversationReader:
         if role == FUNCTION_CALL:
             role, value, given = "assistant", "", [value, *given]
         speaks = role in self._speakers
-        if value is None and (unread := list_prompt_columns(extras, ())):
+        if value is None and not PROMPT_COLUMNS.isdisjoint(extras) and (unread := list_prompt_columns(extras, ())):
             raise RejectError("unread_prompt", f"a message of {role} has no content, and nothing reads its {unread[0]}")
         if value is None and role == "user":
             raise RejectError("empty_user", "a user's message without content: an answer to it would answer nothing")

@@ -14,10 +14,16 @@ from rowmill.conversation.options import Template
 from rowmill.core.json import Json, to_json
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.catalog import Auto, Chat, Supervised, Text
-from rowmill.kinds.shared.canonicalization import Canonicalizer, hash_row_content, remove_nulls
+from rowmill.kinds.shared.canonicalization import (
+    Canonicalizer,
+    hash_plain_contents,
+    hash_row_content,
+    list_present_columns,
+    remove_nulls,
+)
 from rowmill.kinds.shared.reasoning import Reasoning
 from rowmill.schema.ledger import REJECT_REASONS
-from rowmill.schema.rows import ParseReport, Rejected, Row, make_plain_report
+from rowmill.schema.rows import ParseReport, PlainChat, Rejected, Row, make_plain_report
 from tests.support.canonical_rows import canonicalize_row
 
 COLUMNS = [
@@ -104,6 +110,29 @@ def test_row_does_not_depend_on_the_records_read_before_it(records: list[Json], 
     assert [repr(kept(record)) for record in records] == [repr(canonicalize_row(record, config)) for record in records]
 
 
+@pytest.mark.slow
+@given(
+    RECORDS | st.fixed_dictionaries(
+        {"messages": st.lists(st.fixed_dictionaries({"role": ROLES, "content": WORDS}), max_size=3)},
+        optional={"images": WORDS | VALUES, "label": VALUES, "tools": VALUES, "system": WORDS | VALUES, "id": WORDS},
+    ),
+    st.sampled_from(CONFIGS),
+    st.booleans(),
+)  # fmt: skip
+def test_plain_chat_is_the_row_that_reading_the_record_gives(
+    record: dict[str, Json], config: DatasetOptions, arrow: bool
+) -> None:
+    reader = Canonicalizer(config)
+    chat = reader.read_plain(record)
+
+    if chat is not None:
+        report = make_plain_report(chat.schema)
+        whole = Row("conversation", tuple(chat.messages), report=report, read_columns=chat.read_columns)
+        assert reader.read(record, arrow=arrow) == (whole,)
+        assert hash_plain_contents([chat.messages]) == [hash_row_content(whole)]
+        assert not list_present_columns(record, reader.unread_preferences)
+
+
 HI: list[Json] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 
 
@@ -127,8 +156,7 @@ HI: list[Json] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "cont
 def test_chat_of_roles_and_texts_is_plain_in_every_shape(
     record: dict[str, Json], schema: str, columns: tuple[str, ...]
 ) -> None:
-    whole = Row("conversation", tuple(HI), report=make_plain_report(schema), read_columns=columns)
-    assert Canonicalizer(DatasetOptions(format=Chat()))(record) == whole
+    assert Canonicalizer(DatasetOptions(format=Chat())).read_plain(record) == PlainChat(schema, HI, columns)
 
 
 @pytest.mark.parametrize(
@@ -140,32 +168,29 @@ def test_chat_of_roles_and_texts_is_plain_in_every_shape(
         {"messages": [HI[0], {"role": "critic", "content": "Hello"}]},
         {"messages": [HI[0], {"role": "assistant", "content": ["Hello"]}]},
         {"messages": HI, "tools": [{"name": "f"}]},
+        {"messages": HI, "images": ["cat.jpg"]},
+        {"messages": HI, "label": False},
         {"messages": []},
         {"text": "Hi"},
     ],
 )
 def test_record_with_more_to_read_is_not_plain(record: dict[str, Json]) -> None:
-    plain = Row("conversation", tuple(HI), report=make_plain_report("messages"), read_columns=("messages",))
-    assert Canonicalizer(DatasetOptions(format=Auto()))(record) != plain
+    assert Canonicalizer(DatasetOptions(format=Auto())).read_plain(record) is None
 
 
 @pytest.mark.parametrize(
-    ("reader", "field", "value"),
+    "reader",
     [
-        (Canonicalizer(DatasetOptions(format=Chat(system_prompt="id"))), "messages",
-         ({"role": "system", "content": "7"}, *HI)),
-        (Canonicalizer(DatasetOptions(format=Chat(single_turn=True))), "messages", tuple(HI)),
-        (Canonicalizer(DatasetOptions(format=Chat(domain_key="id"))), "domain", "7"),
-        (Canonicalizer(DatasetOptions(format=Chat()), group_key="id"), "group_key", '"7"'),
-        (Canonicalizer(DatasetOptions(format=Chat()), order_key="id"), "order_key", "7"),
-        (Canonicalizer(DatasetOptions(format=Chat(), template=Template(chat_template_kwargs="id"))), "reason",
-         "bad_template_kwargs"),
+        Canonicalizer(DatasetOptions(format=Chat(system_prompt="id"))),
+        Canonicalizer(DatasetOptions(format=Chat(single_turn=True))),
+        Canonicalizer(DatasetOptions(format=Chat(domain_key="id"))),
+        Canonicalizer(DatasetOptions(format=Chat()), group_key="id"),
+        Canonicalizer(DatasetOptions(format=Chat()), order_key="id"),
+        Canonicalizer(DatasetOptions(format=Chat(), template=Template(chat_template_kwargs="id"))),
     ],
-)  # fmt: skip
-def test_another_column_of_a_plain_chat_is_read_where_options_name_it(
-    reader: Canonicalizer, field: str, value: object
-) -> None:
-    assert getattr(reader({"messages": HI, "id": "7"}), field) == value
+)
+def test_no_chat_is_plain_where_options_read_another_column(reader: Canonicalizer) -> None:
+    assert reader.read_plain({"messages": HI, "id": "7"}) is None
 
 
 @pytest.mark.slow

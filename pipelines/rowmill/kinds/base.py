@@ -25,7 +25,7 @@ from rowmill.kinds.shared.reasoning import Reasoning
 from rowmill.kinds.shared.splits import Splits
 from rowmill.packing.options import Packing
 from rowmill.schema.examples import Objective, RolloutFields
-from rowmill.schema.rows import Rejected, Row, RowKind
+from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
 
 if TYPE_CHECKING:
     from rowmill.kinds.joint_rows import JointRows
@@ -55,6 +55,9 @@ class RowReader(Protocol):
     @property
     def unread_preferences(self) -> frozenset[str]:
         """Columns of preference data that the dataset's options do not read."""
+
+    def read_plain(self, record: Mapping[str, Json]) -> PlainChat | None:
+        """Return a record's chat if that is its only outcome and there is nothing to note; else None."""
 
     def read(self, record: Json, *, arrow: bool) -> Sequence[Row | Rejected]:
         """Return a record's outcomes: at least one row or reject.

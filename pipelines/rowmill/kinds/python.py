@@ -262,6 +262,9 @@ class CustomRowReader:
             )
         }
 
+    def read_plain(self, record: Mapping[str, Json]) -> None:
+        """Return nothing: the class reads every record."""
+
     def read(self, record: Json, *, arrow: bool) -> list[Row | Rejected]:
         """Return a record's outcomes: at least one row or reject."""
         if not is_mapping(record):

@@ -189,6 +189,17 @@ class Row:
     """Columns of the record that the row's content was read from."""
 
 
+class PlainChat(NamedTuple):
+    """A record all of whose messages are plain, and that has nothing else: no tools, template arguments or notes.
+
+    A named tuple, because one is made per record.
+    """
+
+    schema: str
+    messages: list[Message]
+    read_columns: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """A record that is not processed further: a reason from the closed list, and a detail for the user."""

@@ -12,9 +12,9 @@ shape of a record, or the record is refused: a prompt without its context asks s
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import orjson
@@ -35,7 +35,7 @@ from rowmill.kinds.shared.messages import (
     is_mapping,
     list_prompt_columns,
 )
-from rowmill.schema.rows import CONTENT_COLUMNS, ROW_KIND_COLUMNS, Rejected, Row, RowKind
+from rowmill.schema.rows import CONTENT_COLUMNS, ROW_KIND_COLUMNS, Message, PlainChat, Rejected, Row, RowKind
 
 if TYPE_CHECKING:
     from rowmill.kinds.base import DatasetOptions
@@ -44,6 +44,14 @@ DEFAULT_DOMAIN = "__default__"
 
 RecordReader = Callable[[Mapping[str, Json]], Row | Rejected]
 """Reads a kind's columns into a row, without its group, order and domain; a reject is returned, or a `RejectError`."""
+
+
+@runtime_checkable
+class PlainChatReader(Protocol):
+    """A reader of records that recognizes plain chats."""
+
+    def read_plain(self, record: Mapping[str, Json]) -> PlainChat | None:
+        """Return the record's chat if it is plain; None leaves the record to the reader's `__call__`."""
 
 
 class Canonicalizer:
@@ -80,6 +88,10 @@ class Canonicalizer:
             # Who trains on `chosen` has made the choice between a pair's answers: its other columns need not be read.
             chosen = frozenset[str]() if read_columns.isdisjoint(ANSWER_PAIRS) else ANSWER_PAIRS
             self.unread_preferences = PREFERENCE_COLUMNS - read_columns - chosen
+        self._plain_reader: PlainChatReader | None = None
+        if isinstance(self._read, PlainChatReader) and not self._has_keys:
+            self._plain_reader = self._read
+        self._never_plain: frozenset[str] = self.unread_preferences | MEDIA_COLUMNS
 
     def __call__(self, record: Json, *, arrow: bool = False) -> Row | Rejected:
         """Return the record's row, or why it has none.
@@ -97,6 +109,12 @@ class Canonicalizer:
     def read(self, record: Json, *, arrow: bool) -> Sequence[Row | Rejected]:
         """Return the record's outcome: one row, or one reject."""
         return (self(record, arrow=arrow),)
+
+    def read_plain(self, record: Mapping[str, Json]) -> PlainChat | None:
+        """Return a record's chat if it is plain, so that `read` would return it and nothing else; else None."""
+        if self._plain_reader is None or not self._never_plain.isdisjoint(record):
+            return None
+        return self._plain_reader.read_plain(record)
 
     def row(self, record: Mapping[str, Json]) -> Row | Rejected:
         """Return a record's row without its group, order and domain."""
@@ -156,6 +174,8 @@ class Canonicalizer:
 CONTENT_KEYS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "train", "weight")
 """Keys of a message that count for equality; other keys of a source (ids, times) do not."""
 _PLAIN_MESSAGE_KEYS = 2
+_NOTHING_ELSE: tuple[Json, ...] = (None, {}, None, None, None)
+"""Tools, template arguments, text, output and record of a row that has only messages."""
 
 
 def hash_row_content(row: Row) -> bytes:
@@ -168,12 +188,25 @@ def hash_row_content(row: Row) -> bytes:
         if len(message) > _PLAIN_MESSAGE_KEYS:
             messages[place] = {key: message[key] for key in CONTENT_KEYS if key in message}
     content: list[Json] = [row.kind, messages, row.tools, row.template_kwargs, row.text, row.output, row.record]
+    content += map(_digest_array, map(row.columns.__getitem__, CONTENT_COLUMNS.get(row.kind, ())))
     if row.kind in ROW_KIND_COLUMNS:
-        content += [_digest_array(row.columns[name]) for name in CONTENT_COLUMNS.get(row.kind, ())]
         # Rows that differ in a field beside the columns of their kind are not duplicates.
         added = sorted(row.columns.keys() - {column.name for column in ROW_KIND_COLUMNS[row.kind]})
         content += [[name, _digest_array(row.columns[name])] for name in added]
     return hashlib.blake2b(canonical_json(content), digest_size=HASH_BYTES).digest()
+
+
+def hash_plain_contents(conversations: Iterable[Sequence[Message]]) -> list[bytes]:
+    """Return the digest of each plain conversation, equal to `hash_row_content` of its row.
+
+    All messages have only role and content, and the rows nothing beside messages.
+    """
+    # Roles and texts are what `canonical_json` gives to orjson.
+    dumps, sort_keys, digest_of = orjson.dumps, orjson.OPT_SORT_KEYS, hashlib.blake2b
+    return [
+        digest_of(dumps(("conversation", messages, *_NOTHING_ELSE), option=sort_keys), digest_size=HASH_BYTES).digest()
+        for messages in conversations
+    ]
 
 
 def _digest_array(value: Json | NDArray[np.int32] | NDArray[np.bool_] | NDArray[np.float32]) -> Json:
@@ -230,14 +263,9 @@ def reject_format_error(error: Exception) -> Rejected:
 
 def remove_nulls(value: Json) -> Json:
     """Remove every key whose value is null, at every level; nulls in lists come from the source and are kept."""
-    # Types are compared without calls: most values are texts.
-    if type(value) is dict:
-        return {
-            key: remove_nulls(one) if type(one) in (dict, list) else one
-            for key, one in value.items()
-            if one is not None
-        }
-    return [remove_nulls(one) if type(one) in (dict, list) else one for one in value] if is_list(value) else value
+    if is_mapping(value):
+        return {key: remove_nulls(one) for key, one in value.items() if one is not None}
+    return [remove_nulls(one) for one in value] if is_list(value) else value
 
 
 # ── What nothing reads ──
@@ -293,12 +321,12 @@ class UnreadTextCounter:
         self.columns: Counter[str] = Counter()
         """Millionths of a record's text by column, summed: whole numbers are the same in any order."""
 
-    def add(self, record: Json, row: Row) -> None:
+    def add(self, record: Json, made: "Row | PlainChat") -> None:
         """Count one record, which became a row."""
         if self._read_elsewhere is None or type(record) is not dict:
             return
         self.rows += 1
-        read = row.read_columns
+        read = made.read_columns
         # Types are compared without calls: most records have nothing but what is read.
         elsewhere = self._read_elsewhere
         names = [
@@ -306,6 +334,7 @@ class UnreadTextCounter:
         ]
         if not names:
             return
+        row = made if isinstance(made, Row) else Row("conversation", tuple(made.messages))
         unread = measure_unread_text({name: record[name] for name in names}, row, ())
         if unread:
             total = measure_row_text(row) + sum(unread.values())

@@ -15,8 +15,8 @@ own, text in `context_fields` after the prompt, earlier turns in `history`. A co
 use rejects the record, so nothing of a prompt is left out silently. A list of messages is looked for in
 `messages_field`, and, while that is not set, in the columns that public datasets use for it.
 
-Most messages are plain: a known role and text, with nothing to read, move or reject. They are taken as they are; only
-the others are read key by key (`messages.py`).
+Most messages are plain: a known role and text, with nothing to read, move or reject. They are taken as they are, whole
+columns at once; only the others are read key by key (`messages.py`).
 
     {"role": "user", "content": "Hi"}                   plain
     {"from": "human", "value": "Hi"}                    plain under another name
@@ -74,7 +74,7 @@ from rowmill.kinds.shared.reasoning import (
     move_reasoning_keys,
     remove_keys,
 )
-from rowmill.schema.rows import Message, ParseReport, Rejected, Row, RowKind, make_plain_report
+from rowmill.schema.rows import Message, ParseReport, PlainChat, Rejected, Row, RowKind, make_plain_report
 
 # ── Options ──
 
@@ -489,9 +489,11 @@ class ConversationReader:
         self._roles: dict[str, str] = {**MAPPED_ROLES, **own, **columns.role_map}
         known = {*KNOWN_ROLES, *self._speakers}
         self._known = frozenset({*known, self._think_role or "assistant", FUNCTION_CALL})
-        self._plain_roles = {
-            source: role for source, role in self._roles.items() if role in known and role != self._think_role
-        }
+        plain = {source: role for source, role in self._roles.items() if role in known and role != self._think_role}
+        self._plain_roles = plain
+        reshapes = columns.system_prompt is not None or self._single_turn
+        read = (*options.tools.tools_fields, self._kwargs_column)
+        self._read_beside_messages = None if reshapes else frozenset(name for name in read if name is not None)
 
     def __call__(self, record: Mapping[str, Json]) -> Row | Rejected:
         """Return the row of one record."""
@@ -500,6 +502,24 @@ class ConversationReader:
         if found.schema == "text" and self._read_document is not None:
             return self._read_document(record)
         return self.read_conversation(record, found)
+
+    def read_plain(self, record: Mapping[str, Json]) -> PlainChat | None:
+        """Return a record's chat if there is nothing to read in it; None leaves it to `__call__`."""
+        assert self._detect is not None
+        if self._read_beside_messages is None or not self._read_beside_messages.isdisjoint(record):
+            return None
+        try:
+            found = self._detect(record)
+        except RejectError:
+            return None
+        if found.system is not None or not found.messages:
+            return None
+        messages: list[Message] = []
+        if self._take_plain(found, 0, messages) < len(found.messages):
+            return None
+        if not PROMPT_COLUMNS.isdisjoint(record) and list_prompt_columns(record, found.columns):
+            return None
+        return PlainChat(found.schema, messages, found.columns)
 
     def _take_plain(
         self, found: DetectedMessages, start: int, out: list[Message], *, is_reasoning_open: bool = False

@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import polars as pl
 import pyarrow as pa
 
@@ -25,12 +27,13 @@ from rowmill.kinds.shared import filters
 from rowmill.kinds.shared.canonicalization import (
     Canonicalizer,
     UnreadTextCounter,
+    hash_plain_contents,
     hash_row_content,
     list_present_columns,
     row_to_json,
 )
 from rowmill.kinds.shared.filters import list_row_texts, reject_long_run
-from rowmill.kinds.shared.splits import Splitter, assign_split
+from rowmill.kinds.shared.splits import SPLITS, Splitter, assign_split
 from rowmill.kinds.tokens import WITHOUT_FIELD
 from rowmill.parts.accounts import RejectLog, count_accounts, count_rows, write_accounts
 from rowmill.parts.context import compute_share, scan_rows
@@ -42,9 +45,11 @@ from rowmill.schema.rows import (
     ROW_SCHEMA,
     Message,
     ParseReport,
+    PlainChat,
     Rejected,
     Row,
     count_messages,
+    make_plain_report,
     make_row_schema,
 )
 from rowmill.sources.parts import SplitHint
@@ -145,11 +150,17 @@ REPORT_COLUMNS = ("schema", "extracted_think_from_content", "moved_reasoning_key
 
 
 class RowColumns:
-    """Canonical rows of a part, column by column."""
+    """Canonical rows of a part, column by column.
+
+    Plain chats are only collected, and their columns made together, which takes less time than row by row.
+    """
 
     def __init__(
         self, dataset: str, schema: pa.Schema, part: sources.SourcePart, splitter: Splitter, *, by_prefix: bool
     ) -> None:
+        self.chats: list[list[Message]] = []
+        self.chat_ids: list[str] = []
+        self.chat_schemas: list[str] = []
         self.dataset = dataset
         self.schema = schema
         self.by_prefix = by_prefix
@@ -157,6 +168,7 @@ class RowColumns:
         self.splitter = splitter
         self.ids: list[str] = []
         self.rows: list[Row] = []
+        self.row_places: list[int] = []
         self.texts: list[tuple[str | None, ...]] = []
         self.hashes: list[bytes] = []
         self.dedupe_keys: list[bytes | None] = []
@@ -166,11 +178,12 @@ class RowColumns:
 
     def count(self) -> dict[str, Any]:
         """Return the part's facts about its records and messages, which its table does not show."""
+        conversations = chain((row.messages for row in self.rows), self.chats)
         return {
             "preference_columns": dict(sorted(self.preferences.items())),
             "rows_with_preferences": len(self.with_preferences),
             "examples_of_preferences": {"": self.with_preferences[:3]},
-            **count_messages(row.messages for row in self.rows),
+            **count_messages(conversations),
         }
 
     def note_preferences(self, row_id: str, names: Sequence[str]) -> None:
@@ -195,6 +208,7 @@ class RowColumns:
         if isinstance(split, Rejected):
             return split
         self.ids.append(row_id)
+        self.row_places.append(len(self.chats) + len(self.rows))
         self.rows.append(row)
         self.texts.append(texts)
         self.hashes.append(content)
@@ -202,8 +216,40 @@ class RowColumns:
         self.splits.append(split)
         return None
 
+    def add_plain(self, row_id: str, chat: PlainChat) -> None:
+        """Add a plain chat."""
+        self.chat_schemas.append(chat.schema)
+        self.chats.append(chat.messages)
+        self.chat_ids.append(row_id)
+
     def table(self) -> pa.Table:
         """Return the rows in the dataset's schema, in the order in which they were added."""
+        if not self.chats:
+            return self._tabulate_rows()
+        chats, schema = self.chats, self.schema
+        hashes = hash_plain_contents(chats)
+        splits = self.splitter.assign_by_contents(hashes, source=self.hint)
+        columns: dict[str, pa.Array] = {
+            "row_id": pa.array(self.chat_ids, pa.string()),
+            "content_hash": pa.array(hashes, schema.field("content_hash").type),
+            "dataset": pa.repeat(self.dataset, len(chats)),
+            "kind": pa.repeat("conversation", len(chats)),
+            "split": pa.array(SPLITS).take(pa.array(splits)),
+            # JSON is UTF-8 already.
+            "messages": pa.array(list(map(orjson.dumps, chats)), pa.binary()).view(pa.string()),
+            "prompt_hash": pa.array(hash_prompts(_find_prompts(chats)), schema.field("prompt_hash").type),
+            **dict(zip(REPORT_COLUMNS, _report_schemas(self.chat_schemas), strict=True)),
+        }
+        empty = {field.name: pa.nulls(len(chats), field.type) for field in schema if field.name not in columns}
+        table = pa.Table.from_arrays([*map((empty | columns).__getitem__, schema.names)], schema=schema)
+        if not self.rows:
+            return table
+        is_row = np.zeros(len(self.chats) + len(self.rows), np.bool_)
+        is_row[self.row_places] = True
+        places = np.where(is_row, len(self.chats) + np.cumsum(is_row) - 1, np.cumsum(~is_row) - 1)
+        return pa.concat_tables([table, self._tabulate_rows()]).take(pa.array(places))
+
+    def _tabulate_rows(self) -> pa.Table:
         rows = self.rows
         messages, tools, kwargs, records = zip(*self.texts, strict=True) if rows else ((), (), (), ())
         reports = [row.report for row in rows]
@@ -236,6 +282,22 @@ def _find_prompts(conversations: Iterable[Sequence[Message]]) -> list[str | None
         else:
             found.append(None)
     return found
+
+
+def _report_schemas(schemas: Sequence[str]) -> list[pa.Array]:
+    places = {schema: place for place, schema in enumerate(dict.fromkeys(schemas))}
+    reports = [make_plain_report(schema) for schema in places]
+    if len(reports) > 1:
+        return _take_reports(reports, list(map(places.__getitem__, schemas)))
+    columns: list[pa.Array] = []
+    for name in REPORT_COLUMNS:
+        value, kind, count = getattr(reports[0], name), ROW_SCHEMA.field(name).type, len(schemas)
+        if value == ():
+            buffers = [None, pa.py_buffer(np.zeros(count + 1, np.int32))]
+            columns.append(pa.Array.from_buffers(kind, count, buffers, children=[pa.array([], kind.value_type)]))
+        else:
+            columns.append(pa.repeat(pa.scalar(value, kind), count))
+    return columns
 
 
 def _take_reports(reports: Sequence[ParseReport], places: Sequence[int]) -> list[pa.Array]:
@@ -284,6 +346,13 @@ def canonicalize_part(inputs: CanonicalInputs, place: PartPlace) -> PartResult:
     further, most_chars = 0, inputs.dataset.source.limits.max_run_chars
     for part, row_id, record in read_taken_records(inputs.taken, inputs.base, left_out):
         may_have_long_run = len(record.raw) > most_chars
+        plain = None
+        if record.value is not None and not (by_prefix or may_have_long_run):
+            plain = reader.read_plain(record.value)
+        if plain is not None:
+            columns.add_plain(row_id, plain)
+            unread.add(record.value, plain)
+            continue
         made = (record.rejected,) if record.rejected else reader.read(record.value, arrow=part.arrow)
         if record.value is not None and not (isinstance(made[0], Row) and made[0].kind == "text"):
             columns.note_preferences(row_id, list_present_columns(record.value, reader.unread_preferences))

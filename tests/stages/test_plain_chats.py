@@ -1,17 +1,13 @@
-"""The rows of a part, plain chats and others, in the order of their records: what each record gives by itself."""
+"""Plain chats of a part, whose columns are made together: the same files and facts as from one record at a time."""
 
 from collections.abc import Callable
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rowmill.core.json import to_json
-from rowmill.kinds.shared.canonicalization import Canonicalizer, hash_row_content
-from rowmill.kinds.shared.filters import hash_record_prefix
-from rowmill.kinds.shared.splits import Splitter, assign_split
-from rowmill.schema.rows import ParseReport, Row
+from rowmill.kinds.shared.canonicalization import Canonicalizer
+from rowmill.stages.canonical_rows.text_rows import RowColumns
 from tests.support.recipes import CHAT, TO_ROWS, Built, Workspace, chat, lines
 
 pytestmark = pytest.mark.slow
@@ -60,26 +56,23 @@ def build(folder: Path, pick: Callable[[int], dict[str, Any]], **groups: Any) ->
     ],
     ids=["splits", "prefix200", "max_items", "literal_tags"],
 )
-def test_rows_are_those_that_each_record_gives_by_itself(tmp_path: Path, pick: Any, groups: dict[str, Any]) -> None:
-    built = build(tmp_path, pick, **groups)
-    options = built.project.recipe.datasets["rows"]
-    by_prefix = options.filters.deduplicate == "prefix200"
-    splitter = Splitter(options.splits)
-    expected: dict[bytes, tuple[Any, ...]] = {}
-    for record in map(pick, range(options.filters.max_items or 150)):
-        row = Canonicalizer(options)(record)
-        if isinstance(row, Row):
-            content = hash_row_content(row)
-            report = asdict(row.report) | {name: list(getattr(row.report, name)) for name in ("unknown_roles", "notes")}
-            split = assign_split(splitter, source=None, group_key=None, order_key=None, content_hash=content)
-            texts = to_json(list(row.messages)), None if row.tools is None else to_json(list(row.tools))
-            # Of equal rows the first is kept.
-            key = hash_record_prefix(record) if by_prefix else content
-            expected.setdefault(key, (content, key if by_prefix else None, row.kind, split, *texts, report))
+def test_rows_and_facts_are_those_of_one_record_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pick: Any, groups: dict[str, Any]
+) -> None:
+    together = build(tmp_path / "together", pick, **groups)
+    monkeypatch.setattr(Canonicalizer, "read_plain", lambda *_: None)
+    monkeypatch.setattr(RowColumns, "add_plain", None)
+    one_by_one = build(tmp_path / "one_by_one", pick, **groups)
 
-    rows = built.rows_of("rows", "canonical_rows", file="rows")
-    names = ("content_hash", "dedupe_key", "kind", "split", "messages", "tools")
-    reports = [{field.name: row[field.name] for field in fields(ParseReport)} for row in rows]
-    found = [(*(row[name] for name in names), report) for row, report in zip(rows, reports, strict=True)]
-    assert found == list(expected.values())
-    assert built.facts("rows", "canonical_rows")["kept"] == len(expected)
+    assert together.digests() == one_by_one.digests()
+    assert together.versions() == one_by_one.versions()
+    assert together.facts("rows", "canonical_rows") == one_by_one.facts("rows", "canonical_rows")
+
+
+def test_plain_chats_are_not_read_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_by_one: list[object] = []
+    monkeypatch.setattr(RowColumns, "add", lambda *_: one_by_one.append(_))
+    built = build(tmp_path, shaped)
+
+    assert one_by_one == []
+    assert built.facts("rows", "canonical_rows")["kept"] == 150

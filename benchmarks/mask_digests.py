@@ -35,6 +35,7 @@ import pyarrow.parquet as pq
 from docs.generate import template_table
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
+from rowmill.conversation.turn_layouts import TurnLayout
 from rowmill.kinds.shared.reasoning import inline_reasoning
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
 from rowmill.stages.tokenized_examples.conversation_examples import open_renderer
@@ -133,7 +134,7 @@ def open_template(text: str, path: Way) -> tuple[dict[str, Any], Callable[[Conve
         return Masker(printer, Loss(**loss), MaskRules(**given))
 
     @cache
-    def find_layout(options: str, roles: tuple[str, ...]) -> Any:
+    def find_layout(options: str, roles: tuple[str, ...]) -> TurnLayout | None:
         masker = open_masker(options)
         return masker.find_prompt_layout(roles) if options == "prompt" else masker.find_layout(roles)
 
@@ -142,7 +143,12 @@ def open_template(text: str, path: Way) -> tuple[dict[str, Any], Callable[[Conve
         if path == "default" and not one.tools and not one.kwargs and all(len(m) == 2 for m in one.messages):
             layout = find_layout(options, tuple(message["role"] for message in one.messages))
             contents = [message["content"] for message in one.messages]
-            if layout is not None and layout.prints(contents):
+            # As a part's rows are chosen: a text that the template tests for is not printed as the layout says.
+            if (
+                layout is not None
+                and layout.holds(contents)
+                and not any(one in content for one in layout.literals for content in contents)
+            ):
                 return "fast", [layout.mask(contents)]
         if one.had_think_tags and prints_no_reasoning:
             one = replace(one, messages=inline_reasoning(one.messages, ("<think>", "</think>")))

@@ -88,6 +88,96 @@ def test_why_a_worker_cannot_be_set_up_is_in_the_error(start: str) -> None:
     assert shown.stdout.startswith("a worker process could not be set up (RuntimeError: can't start new thread); ")
 
 
+GONE = """
+import sys, threading
+from multiprocessing import spawn
+from pathlib import Path
+from rowmill.executors import LocalPool, open_in_workers
+from rowmill.executors.local import INLINE_BELOW_BYTES
+from tests.executors import test_local, test_worker_processes
+
+if __name__ == "__main__":
+    import os
+    here, folder, describe = os.getcwd(), Path(sys.argv[1]), spawn.get_preparation_data
+    described = threading.Event()
+    def note(name):
+        data = describe(name)
+        if name != "ignore":
+            described.set()
+        return data
+    spawn.get_preparation_data = note
+    open_in_workers(test_worker_processes.wait_for_file, str(folder / "ready"))
+    (folder / "gone").mkdir()
+    os.chdir(folder / "gone")
+    pool = LocalPool(2)
+    # A process with a thread is not forked.
+    threading.Thread(target=described.wait).start()
+    starting = pool.start(INLINE_BELOW_BYTES)
+    described.wait()
+    os.chdir(here)
+    (folder / "gone").rmdir()
+    (folder / "ready").touch()
+    print(type(starting.exception()).__name__)
+    print(sum(number for number, _ in pool.map(test_local.take_time, range(8), size_bytes=INLINE_BELOW_BYTES)))
+"""
+
+
+def wait_for_file(path: str) -> None:
+    deadline = time.monotonic() + 60
+    while not Path(path).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(not HAS_FORK_SERVER, reason="workers are spawned on this platform")
+def test_workers_that_could_not_start_where_the_process_was_are_started_again(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", GONE, str(tmp_path)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=os.getcwd())
+    assert shown.stdout.split() == ["BrokenProcessPool", "28"], shown.stderr
+
+
+LEAVING = """
+import threading
+from multiprocessing import get_context, spawn
+from rowmill.executors import LocalPool, open_in_workers
+from rowmill.executors.local import INLINE_BELOW_BYTES
+from tests.executors import test_worker_processes
+
+def leave():
+    described, describe = threading.Event(), spawn.get_preparation_data
+    def note(name):
+        if name != "ignore":
+            described.set()
+        return describe(name)
+    spawn.get_preparation_data = note
+    open_in_workers(test_worker_processes.take_a_second)
+    # A process with a thread is not forked.
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    LocalPool(2).start(INLINE_BELOW_BYTES)
+    described.wait()
+
+if __name__ == "__main__":
+    child = get_context("spawn").Process(target=leave)
+    child.start()
+    child.join()
+    print(child.exitcode)
+"""
+
+
+def take_a_second() -> None:
+    time.sleep(1)
+
+
+@pytest.mark.skipif(not HAS_FORK_SERVER, reason="workers are spawned on this platform")
+def test_process_that_leaves_while_its_workers_start_says_nothing(tmp_path: Path) -> None:
+    """As a step of Dagster does whose tables were small after all."""
+    (tmp_path / "leaving.py").write_text(LEAVING, encoding="utf-8")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    shown = subprocess.run(
+        [sys.executable, "leaving.py"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    assert (shown.stdout, shown.stderr) == ("0\n", "")
+
+
 def test_worker_ends_when_the_leash_is_closed_whatever_it_does() -> None:
     pool, leash = start_processes(1)
     busy = pool.submit(time.sleep, 600)

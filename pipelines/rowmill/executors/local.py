@@ -12,7 +12,6 @@ imported and opened before, every worker has at once: with the Qwen3 tokenizer a
 and 1.7 s opening, a forked one 0.02 s. On macOS and Windows workers are spawned; the bytes are the same.
 """
 
-import atexit
 import contextlib
 import gc
 import json
@@ -26,11 +25,12 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent import futures
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -237,6 +237,7 @@ class LocalPool:
         self._pool: ProcessPoolExecutor | None = None
         self._leash: Any = None
         self._starting: Future[None] | None = None
+        self._at_exit: util.Finalize[None] | None = None
         self._are_forked = False
         """Whether the processes were forked from the calling process."""
 
@@ -292,7 +293,8 @@ class LocalPool:
 
     def _keep(self, pool: ProcessPoolExecutor, leash: Any) -> ProcessPoolExecutor:
         self._pool, self._leash = pool, leash
-        atexit.register(self.close)
+        # A number above that of multiprocessing's own, which remove what a worker that starts still reads.
+        self._at_exit = util.Finalize(None, self.close, exitpriority=1)
         return pool
 
     def map(
@@ -329,8 +331,10 @@ class LocalPool:
         pending: deque[Future[ResultT]] = deque()
         try:
             try:
-                if self._starting is not None:
-                    self._starting.result()
+                if self._starting is not None and self._starting.exception() is not None:
+                    # It began under conditions that may be over: a worker starts where the process was, in a folder
+                    # that may be gone when the fork server is ready.
+                    self._forget()
                 pool = self._open()
             except (EOFError, OSError) as error:
                 # A fork server that died, or a limit of processes, memory or open files.
@@ -369,6 +373,9 @@ class LocalPool:
 
     def close(self) -> None:
         """End the processes after what they are doing."""
+        if self._starting is not None:
+            # A pool that ends removes what a worker reads when it starts.
+            futures.wait([self._starting])
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._forget()
@@ -377,4 +384,5 @@ class LocalPool:
         """Note that the processes are gone."""
         self._pool = self._starting = None
         self._are_forked = False
-        atexit.unregister(self.close)
+        if self._at_exit is not None:
+            self._at_exit.cancel()

@@ -71,7 +71,7 @@ def require_equal(one: Built, other: Built) -> None:
         assert mine.equals(theirs)
     for layout in ("flat", "padded"):
         for mine, theirs in zip(read_batches(one, layout=layout), read_batches(other, layout=layout), strict=True):
-            assert mine.keys() == theirs.keys()
+            assert list(mine) == list(theirs)
             for name, value in mine.items():
                 if isinstance(value, np.ndarray):
                     assert value.tobytes() == theirs[name].tobytes(), name
@@ -99,6 +99,7 @@ def require_equal(one: Built, other: Built) -> None:
 
 
 CHATS = [chat(i, turns=1 + i % 4) for i in range(40)]
+NUMBERS = ["logprobs", "advantages", "ratios", "entropies", "returns"]
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "chats": ({"rows": (CHATS, {"format": CHAT, "splits": {"validation": 0.2}})}, {}),
     "weights beside none": (
@@ -124,10 +125,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "rows": (
                 [
                     {"prompt_ids": [5, 6, i % 50], "response_ids": [*range(7, 10 + i % 9)], "reward": i / 8,
-                     "logprobs": [-0.5 * k for k in range(3 + i % 9)]}
+                     **{name: [-0.5 * k for k in range(3 + i % 9)] for name in NUMBERS}}
                     for i in range(40)
                 ],
-                {"format": {"kind": "tokens", "token_fields": ["logprobs"], "row_fields": ["reward"]}},
+                {"format": {"kind": "tokens", "token_fields": NUMBERS, "row_fields": ["reward"]}},
             )
         },
         {"seq_len": 64},

@@ -68,7 +68,7 @@ class ShardFooter:
 
     metadata: Any
     offsets: Ints
-    columns: frozenset[str]
+    columns: tuple[str, ...]
     size_bytes: int
     references: ExampleReferences | None
     """The examples that hold its tokens; None: it holds them itself."""
@@ -120,7 +120,7 @@ def check_shard(store: Store, expected: ExpectedShard, *, verify: bool) -> Shard
         _require_equal(where, "digest", digest, shard.digest)
     groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     references = ExampleReferences.parse(schema.metadata)
-    return ShardFooter(metadata, compute_offsets(groups), frozenset(schema.names), size_bytes, references)
+    return ShardFooter(metadata, compute_offsets(groups), tuple(schema.names), size_bytes, references)
 
 
 def read_row_group(store: Store, path: str, footer: ShardFooter, group: int, columns: Sequence[str]) -> pa.Table:

@@ -209,7 +209,7 @@ def _publish_written_files(store: Store, folder: Path, written: Sequence[Written
     return list(written)
 
 
-VERSION = 6
+VERSION = 7
 """Increase it when the bytes of any export, or the content of its manifest, may change."""
 
 
@@ -301,13 +301,13 @@ def _index_segments(
     if export.split == "train":
         # In training order, without fillers.
         splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
-        order = inputs.load_order(context.store, splits, ("dataset", "sequence_id", "pass", "filler"))
-        shown = pc.invert(order.column("filler"))
-        if export.passes == "first":
-            shown = pc.and_(shown, pc.equal(order.column("pass"), 0))
-        order = order.filter(shown)
+        order = inputs.load_order(context.store, splits, ("dataset", "sequence_id", "filler"))
+        order = order.filter(pc.invert(order.column("filler")))
         firsts = compute_offsets(inputs.count_train_sequences(packed))
         rows = firsts[order.column("dataset").to_numpy()] + order.column("sequence_id").to_numpy()
+        if export.passes == "first":
+            # Not the places of pass 0, which may lack a sequence that a later one shows (`remainder: drop`).
+            rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
     if not len(rows):
         raise ConfigError(
             f"exports.{export.name}.split: {export.split} has no sequence; an export needs at least one; enlarge "

@@ -650,6 +650,36 @@ def test_result_of_a_tool_that_is_no_text_is_kept_as_json(value: Json) -> None:
     assert row.report.notes == ("tool_result_as_json",)
 
 
+@pytest.mark.parametrize("key", ["output", "result", "response", "text"])
+@pytest.mark.parametrize("value", ["It rains.", {"rain": 3}])
+def test_result_of_a_tool_may_be_under_another_key_than_content(key: str, value: Json) -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "f"}}]}
+    result = {"role": "tool", "tool_call_id": "c", key: value}
+
+    row = kept({"messages": [{"role": "user", "content": "U"}, called, result]})
+
+    content = value if isinstance(value, str) else to_json(value)
+    assert row.messages[2] == {"role": "tool", "content": content, "tool_call_id": "c"}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "tool", "tool_call_id": "c", "outputs": [{"weather": "It rains in Oslo."}]},
+        {"role": "system", "text": "Be brief and kind."},
+        {"role": "user", "text": "What is the weather?"},
+    ],
+)
+def test_message_whose_content_is_under_an_unknown_key_is_rejected(message: dict[str, Json]) -> None:
+    assert reason({"messages": [message, {"role": "user", "content": "U"}]}) == "unread_prompt"
+
+
+def test_result_of_a_tool_that_is_absent_is_empty() -> None:
+    result = {"role": "tool", "tool_call_id": "chatcmpl-tool-0123456789abcdef0123456789abcdef", "name": "find"}
+
+    assert kept({"messages": [result]}).messages[0]["content"] == ""
+
+
 def test_parts_of_other_vendors_are_messages_with_calls_results_and_reasoning() -> None:
     call = {"type": "tool_use", "id": "tu0", "name": "add", "input": {"a": 1}}
     result = {"type": "tool_result", "tool_use_id": "tu0", "content": [{"type": "text", "text": "1"}]}

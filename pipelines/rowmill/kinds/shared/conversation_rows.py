@@ -36,7 +36,7 @@ from pydantic import Field, field_validator
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, from_json, to_json
 from rowmill.kinds.base import PAIR_SIDES, DatasetKind, DatasetOptions, refuse_mask_names
-from rowmill.kinds.shared.canonicalization import RecordReader
+from rowmill.kinds.shared.canonicalization import RecordReader, iterate_texts
 from rowmill.kinds.shared.filters import Filters
 from rowmill.kinds.shared.messages import (
     ASKING_COLUMNS,
@@ -74,7 +74,7 @@ from rowmill.kinds.shared.reasoning import (
     move_reasoning_keys,
     remove_keys,
 )
-from rowmill.schema.rows import Message, ParseReport, PlainChat, Rejected, Row, RowKind, make_plain_report
+from rowmill.schema.rows import MESSAGE_KEYS, Message, ParseReport, PlainChat, Rejected, Row, RowKind, make_plain_report
 
 # ── Options ──
 
@@ -440,6 +440,10 @@ def _explain_unknown_shape(record: Mapping[str, Json], columns: ConversationColu
 FUNCTION_CALL = "function_call"
 """The one role that is not mapped but read: its content is a call by the assistant."""
 _MESSAGE_KEYS = ("role", "content")
+RESULT_KEYS = ("output", "result", "response", "text")
+"""Keys of a tool's message that hold its result where `content` does not."""
+_ROLES_WITH_CONTENT = frozenset({"system", "user", "tool"})
+"""Roles whose messages are nothing without content; others may be what only their template knows."""
 NO_CALLS = ToolCalls([], [])
 NO_REASONING: Sequence[str] = ()
 
@@ -616,7 +620,10 @@ class ConversationReader:
         if role == FUNCTION_CALL:
             role, value, given = "assistant", "", [value, *given]
         speaks = role in self._speakers
-        if value is None and not PROMPT_COLUMNS.isdisjoint(extras) and (unread := list_prompt_columns(extras, ())):
+        if role == "tool" and (value is None or value == ""):
+            name, value = find_first_column(extras, RESULT_KEYS)
+            extras.pop(name, None)
+        if value is None and (unread := _list_unread_content(role, extras)):
             raise RejectError("unread_prompt", f"a message of {role} has no content, and nothing reads its {unread[0]}")
         if value is None and role == "user":
             raise RejectError("empty_user", "a user's message without content: an answer to it would answer nothing")
@@ -745,6 +752,15 @@ class ConversationReader:
             elif role is None or role == (self._think_role if asked else "system"):
                 out.append(message)
         return out
+
+
+def _list_unread_content(role: str, extras: Message) -> list[str]:
+    """Return the keys under which a message without content may have it, by their name or by the text they hold."""
+    named = list_prompt_columns(extras, ())
+    if named or role not in _ROLES_WITH_CONTENT:
+        return named
+    others = [key for key in extras if key not in MESSAGE_KEYS and not key.endswith("id")]
+    return [key for key in others if any(iterate_texts(extras[key]))]
 
 
 def _assemble_message(role: str, content: str, reasoning: str, calls: ToolCalls, extras: Message) -> Message:

@@ -474,6 +474,20 @@ def test_keys_of_messages_that_neither_an_option_nor_the_template_reads_are_name
     assert not any(remark.is_warning for remark in found)
 
 
+@pytest.mark.parametrize("flag", [{"trainable": False}, {"train_detail": [{"begin_offset": 0, "train": False}]}])
+def test_flag_of_a_message_that_nothing_reads_is_a_warning(flag: dict[str, Any], project: CliProject) -> None:
+    rows = [dialogue(i) for i in range(9)]
+    for row in rows:
+        row["messages"][1] |= flag
+    project.write_recipe(**chats_of(rows)(project))
+
+    [remark] = [one for one in preflight.require_no_mistakes(project.project) if "neither an option" in one.text]
+
+    [name] = flag
+    assert f"the key `{name}` (9 messages); does `{name}` say what is trained? format.message_flags" in remark.text
+    assert remark.is_warning
+
+
 def test_sound_records_are_no_mistake_whatever_the_executor_and_what_is_held_out(project: CliProject) -> None:
     project.write_data("sales.csv", SALES)
     source, splits = {"train_urls": ["data/sales.csv"]}, {"validation": 0, "test": 30}

@@ -524,6 +524,7 @@ def test_record_is_left_as_it_was_and_its_text_and_other_keys_are_kept() -> None
     [
         ({"train": True}, {"train": True}),
         ({"loss": False}, {"train": False}),
+        ({"training": False}, {"train": False}),
         ({"weight": 0}, {"train": False, "weight": 0.0}),
         ({"loss_weight": 1.0}, {"train": True, "weight": 1.0}),
         ({"train": True, "weight": 1}, {"train": True, "weight": 1.0}),

@@ -25,7 +25,7 @@ TABLE: list[tuple[str, str, str, Any, Any]] = [
     (CHAT, "format", "on_existing_system", "merge", "append"),
     (CHAT, "format", "single_turn", False, 1),
     (CHAT, "format", "assistant_roles", ["assistant"], "assistant"),
-    (CHAT, "format", "message_flags", ["train", "weight", "loss", "loss_weight"], "weight"),
+    (CHAT, "format", "message_flags", ["train", "training", "weight", "loss", "loss_weight"], "weight"),
     (CHAT, "format", "domain_key", None, ["source"]),
     (CHAT, "format", "add_bos", "auto", "yes"),
     (CHAT, "reasoning", "reasoning_keys",

@@ -41,6 +41,7 @@ from rowmill.kinds.shared.filters import Filters
 from rowmill.kinds.shared.messages import (
     ASKING_COLUMNS,
     CONTEXT_COLUMNS,
+    MESSAGE_FLAGS,
     PROMPT_COLUMNS,
     SYSTEM_COLUMNS,
     RejectError,
@@ -108,7 +109,7 @@ class MessageColumns(DatasetKind):
     """If the conversation already has a system message; merge: the column's text, a blank line, the existing one."""
     assistant_roles: list[str] = Field(default=["assistant"], min_length=1)
     """Roles of the model's messages."""
-    message_flags: list[str] = Field(default=["train", "weight", "loss", "loss_weight"])
+    message_flags: list[str] = Field(default=[*MESSAGE_FLAGS])
     """Keys of a message that decide whether it is trained (true, false), or with which weight (a number; 0: not)."""
     ignore_columns: list[str] = Field(default=[])
     """Columns of text that are left out on purpose; others that nothing reads are reported, and refused if their name

@@ -267,6 +267,10 @@ def _get_part_text(part: Mapping[str, Json], keys: Iterable[str]) -> str | None:
     return None
 
 
+MESSAGE_FLAGS = ("train", "training", "weight", "loss", "loss_weight")
+"""Keys of a message that decide whether it is trained, by the documentation of OpenAI, axolotl and others."""
+
+
 def read_flags(message: Message, names: Iterable[str], loss: Loss) -> dict[str, Json]:
     """Turn a message's flags into `train` and, if a number was given, `weight`.
 

@@ -681,6 +681,16 @@ def test_result_of_a_tool_that_is_absent_is_empty() -> None:
     assert kept({"messages": [result]}).messages[0]["content"] == ""
 
 
+@pytest.mark.parametrize("role", ["function_call", "function-call", "Function Call", "tool_call", "tool_calls"])
+@pytest.mark.parametrize("result", ["function-response", "tool_response", "Tool-Result", "observation"])
+def test_roles_of_calls_and_their_results_are_read_however_they_are_written(role: str, result: str) -> None:
+    row = kept(chat(("human", "U"), (role, '{"name": "f", "arguments": {"a": 1}}'), (result, "R"), ("gpt", "A")))
+
+    assert turns(row) == [("user", "U"), ("assistant", ""), ("tool", "R"), ("assistant", "A")]
+    assert row.messages[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
+    assert row.report.unknown_roles == ()
+
+
 def test_parts_of_other_vendors_are_messages_with_calls_results_and_reasoning() -> None:
     call = {"type": "tool_use", "id": "tu0", "name": "add", "input": {"a": 1}}
     result = {"type": "tool_result", "tool_use_id": "tu0", "content": [{"type": "text", "text": "1"}]}

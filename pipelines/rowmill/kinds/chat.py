@@ -12,11 +12,13 @@ from typing import Any, ClassVar, Literal
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.shared.canonicalization import RecordReader
 from rowmill.kinds.shared.conversation_rows import (
+    FUNCTION_CALL,
     KNOWN_ROLES,
     LIST_COLUMNS,
     MAPPED_ROLES,
     ConversationColumns,
     ConversationReader,
+    fold_role,
 )
 from rowmill.kinds.shared.messages import SYSTEM_COLUMNS, is_list, is_mapping, parse_messages, split_transcript
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
@@ -119,10 +121,12 @@ def _name_models(found: Recognition | None, sample: Sample) -> Recognition | Non
         for value in record.values():
             if is_list(value) and value and all(map(is_mapping, value)):
                 roles = [next((one[key] for key in ROLE_KEYS if type(one.get(key)) is str), "") for one in value]
-                known = [MAPPED_ROLES.get(role, role) for role in roles]
+                known = [MAPPED_ROLES.get(fold_role(role), role) for role in roles]
                 if "assistant" not in known and "user" in known:
                     names.update(
-                        role for before, role in pairwise(known) if before == "user" and role not in KNOWN_ROLES
+                        role
+                        for before, role in pairwise(known)
+                        if before == "user" and role not in (*KNOWN_ROLES, FUNCTION_CALL)
                     )
     if not names:
         return found

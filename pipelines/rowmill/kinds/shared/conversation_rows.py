@@ -79,14 +79,24 @@ from rowmill.schema.rows import MESSAGE_KEYS, Message, ParseReport, PlainChat, R
 
 # ── Options ──
 
+FUNCTION_CALL = "function_call"
+"""The one role that is not mapped but read: its content is a call by the assistant."""
+
 MAPPED_ROLES = {
     "human": "user",
-    **dict.fromkeys(("gpt", "bot", "model", "chatbot"), "assistant"),
-    **dict.fromkeys(("observation", "function", "ipython"), "tool"),
+    **dict.fromkeys(("gpt", "bot", "model", "chatbot", "ai"), "assistant"),
+    **dict.fromkeys(("tool_call", "tool_calls"), FUNCTION_CALL),
+    **dict.fromkeys(("observation", "function", "ipython", "function_response", "function_result"), "tool"),
+    **dict.fromkeys(("tool_response", "tool_result", "tool_output"), "tool"),
 }
-
+"""Roles by their names in datasets, in small letters and with underscores."""
 
 KNOWN_ROLES = ("system", "user", "assistant", "tool")
+
+
+def fold_role(source: str) -> str:
+    """Return a role's name as the known ones are written: `Function-Call` is `function_call`."""
+    return source.strip().lower().replace("-", "_").replace(" ", "_")
 
 
 class MessageColumns(DatasetKind):
@@ -438,8 +448,6 @@ def _explain_unknown_shape(record: Mapping[str, Json], columns: ConversationColu
 # ── Reading messages ───────────────────────────────────────────────────────────────────────────────
 
 
-FUNCTION_CALL = "function_call"
-"""The one role that is not mapped but read: its content is a call by the assistant."""
 _MESSAGE_KEYS = ("role", "content")
 RESULT_KEYS = ("output", "result", "response", "text")
 """Keys of a tool's message that hold its result where `content` does not."""
@@ -656,7 +664,7 @@ class ConversationReader:
         if type(source) is not str or not source:
             raise RejectError("bad_messages", f"a message's role is {describe_type(source)}, expected text")
         role = self._roles.get(source, source)
-        if role not in self._known and (folded := self._roles.get(source.strip().lower())) is not None:
+        if role not in self._known and (folded := self._roles.get(fold_role(source))) is not None:
             role = folded
             self._tally.note("role_name_case")
         if role not in self._known:

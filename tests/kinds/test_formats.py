@@ -691,6 +691,18 @@ def test_roles_of_calls_and_their_results_are_read_however_they_are_written(role
     assert row.report.unknown_roles == ()
 
 
+def test_prompt_that_is_an_open_transcript_is_its_turns() -> None:
+    asked = "Human: Why?\nAssistant: So.\nHuman: And then?\nAssistant:\n"
+
+    for record in (
+        {"instruction": asked, "input": "", "output": "No more."},
+        {"prompt": asked, "response": " No more."},
+    ):
+        row = kept(record)
+
+        assert turns(row) == [("user", "Why?"), ("assistant", "So."), ("user", "And then?"), ("assistant", "No more.")]
+
+
 def test_parts_of_other_vendors_are_messages_with_calls_results_and_reasoning() -> None:
     call = {"type": "tool_use", "id": "tu0", "name": "add", "input": {"a": 1}}
     result = {"type": "tool_result", "tool_use_id": "tu0", "content": [{"type": "text", "text": "1"}]}

@@ -20,7 +20,14 @@ from rowmill.kinds.shared.conversation_rows import (
     ConversationReader,
     fold_role,
 )
-from rowmill.kinds.shared.messages import SYSTEM_COLUMNS, is_list, is_mapping, parse_messages, split_transcript
+from rowmill.kinds.shared.messages import (
+    SYSTEM_COLUMNS,
+    is_list,
+    is_mapping,
+    parse_messages,
+    split_open_transcript,
+    split_transcript,
+)
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
 
 ROLE_KEYS = ("role", "from", "speaker", "author", "sender", "type")
@@ -43,7 +50,8 @@ class Chat(ConversationColumns):
     def recognise(cls, sample: Sample) -> Recognition | None:
         """Recognise conversations under any names of columns, keys and roles.
 
-        A prompt and a response that are texts, with nothing else of a conversation, are left to the kind `supervised`.
+        A prompt and a response that are texts, with nothing else of a conversation, are left to the kind `supervised`;
+        a prompt that is a transcript is a conversation.
         """
         found = choose_best(try_options(cls, options, sample) for options in _suggest_columns(sample))
         found = _name_models(found, sample) if found is None or not found.is_sure else found
@@ -53,7 +61,11 @@ class Chat(ConversationColumns):
         has_lists = any(
             type(parse_messages(record.get(name))) is not str for record in sample.whole for name in found.columns
         )
-        return found if has_more or has_lists else None
+        has_turns = sample.is_mostly(
+            any(type(text := record.get(name)) is str and split_open_transcript(text) for name in found.columns)
+            for record in sample.whole
+        )
+        return found if has_more or has_lists or has_turns else None
 
     def make_record_reader(self, options: DatasetOptions) -> RecordReader:
         """Read every record as a conversation."""

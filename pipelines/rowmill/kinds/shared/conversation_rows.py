@@ -62,6 +62,7 @@ from rowmill.kinds.shared.messages import (
     read_kwargs,
     read_parts,
     read_tools,
+    split_open_transcript,
     split_tool_results,
     split_transcript,
 )
@@ -358,9 +359,17 @@ def _detect_alpaca(record: Mapping[str, Json], columns: ConversationColumns) -> 
         return None
     prompt, used = join_context(record, "instruction", columns.context_fields, response_field)
     history = read_history(record)
-    turns = [*history, {"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+    turns = [*history, *read_exchange(prompt, response)]
     used = (*used, response_field, *(("history",) if history else ()))
     return DetectedMessages("alpaca", turns, columns=used)
+
+
+def read_exchange(prompt: str, response: Json) -> list[Json]:
+    """Return the messages of a prompt, which may be a transcript that ends with the model's name, and its response."""
+    turns = split_open_transcript(prompt)
+    if turns is None:
+        return [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+    return [*turns, {"role": "assistant", "content": response.strip() if type(response) is str else response}]
 
 
 def _detect_calls(record: Mapping[str, Json], columns: ConversationColumns) -> DetectedMessages | None:
@@ -393,7 +402,10 @@ def _detect_prompt_response(record: Mapping[str, Json], columns: ConversationCol
         used = (*used, response_field)
     role_key, content_key = columns.role_field or "role", columns.content_field or "content"
     turns: list[Json] = []
-    for role, value in (("user", prompt), ("assistant", response)):
+    has_own_keys = (role_key, content_key) != ("role", "content")
+    if type(prompt) is str and type(response) is str and not has_own_keys:
+        turns = read_exchange(prompt, response)
+    for role, value in (("user", prompt), ("assistant", response)) if not turns else ():
         if type(value) is str:
             turns.append({role_key: role, content_key: value})
         elif is_list(value):
@@ -405,7 +417,7 @@ def _detect_prompt_response(record: Mapping[str, Json], columns: ConversationCol
                 "content_not_text", f"the {role}'s side is {describe_type(value)}, expected text or messages"
             )
     history = read_history(record)
-    if history and (role_key, content_key) == ("role", "content"):
+    if history and not has_own_keys:
         turns, used = [*history, *turns], (*used, "history")
     return DetectedMessages("prompt_response", turns, role_key, content_key, columns=used)
 

@@ -488,6 +488,16 @@ def test_flag_of_a_message_that_nothing_reads_is_a_warning(flag: dict[str, Any],
     assert remark.is_warning
 
 
+def test_ties_are_left_out_and_are_no_lost_records(project: CliProject) -> None:
+    records = [
+        {"prompt": f"Why {i}?", "response_a": "So.", "response_b": "No.", "winner": ("a", "tie")[i % 2]}
+        for i in range(9)
+    ]
+    project.write_recipe(**chats_of(records, format={"kind": "preference"})(project))
+
+    assert not [one.text for one in preflight.require_no_mistakes(project.project) if "rejects" in one.text]
+
+
 def test_sound_records_are_no_mistake_whatever_the_executor_and_what_is_held_out(project: CliProject) -> None:
     project.write_data("sales.csv", SALES)
     source, splits = {"train_urls": ["data/sales.csv"]}, {"validation": 0, "test": 30}

@@ -26,9 +26,10 @@ NO_RECORD_REASONS = frozenset({"blank", "header_again", "comment"})
 """Reasons of what is in a file and is no record: no share of records counts it."""
 
 INTENDED_REASONS = NO_RECORD_REASONS | frozenset(
-    "duplicate contaminated near_duplicate too_short too_long split_gap straddles_split".split()
+    "duplicate contaminated near_duplicate too_short too_long split_gap straddles_split tied".split()
 )
-"""Reasons that the recipe requested: these records are valid, and no check counts them as lost."""
+"""Reasons that the recipe requested, or that a comparison gives which ends in a tie: these records are valid, and no
+check counts them as lost."""
 
 LEDGER_SCHEMA = make_required_schema(row_id=pa.string(), stage=pa.string(), state=pa.string(), reason=pa.string())
 """One line per source record and stage."""

@@ -488,6 +488,28 @@ def test_flag_of_a_message_that_nothing_reads_is_a_warning(flag: dict[str, Any],
     assert remark.is_warning
 
 
+@pytest.mark.parametrize("kind", ["text", "auto"])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<|im_start|>user\nWhy {}?<|im_end|>\n<|im_start|>assistant\nSo.<|im_end|>", "such as chatml has printed"),
+        ("[{{'role': 'user', 'content': 'Why {}?'}}]", "messages as JSON or Python values"),
+        ("<human>: Why {}?\n<bot>: So.", "whose turns begin with the speaker"),
+        ("Users of {} ask: why?\nA bot: so.", None),
+    ],
+)
+def test_documents_that_are_printed_chats_are_a_warning(
+    kind: str, text: str, said: str | None, project: CliProject
+) -> None:
+    records = [{"text": text.format(i)} for i in range(9)]
+    project.write_recipe(**chats_of(records, format={"kind": kind})(project))
+
+    found = [one for one in preflight.require_no_mistakes(project.project) if "the documents hold" in one.text]
+
+    assert [one.is_warning for one in found] == ([] if said is None else [True])
+    assert all(str(said) in one.text for one in found)
+
+
 def test_ties_are_left_out_and_are_no_lost_records(project: CliProject) -> None:
     records = [
         {"prompt": f"Why {i}?", "response_a": "So.", "response_b": "No.", "winner": ("a", "tie")[i % 2]}

@@ -34,6 +34,7 @@ from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET,
 from rowmill.kinds.catalog import KINDS
 from rowmill.kinds.shared.canonicalization import Canonicalizer, remove_nulls
 from rowmill.kinds.shared.recognition import Sample, find_wrapped_records, recognise_format, write_options
+from rowmill.kinds.text import describe_printed_chats
 from rowmill.parts.accounts import clean_value
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.rows import MESSAGE_KEYS, Row
@@ -152,6 +153,8 @@ def _try_dataset(project: Project, trial: Project, dataset: str, unmet: Containe
             if step.name == RAW_DATASET:
                 found += _note_unexpected_formats(trial, step, output)
                 found += _note_unread_columns(trial, step, output)
+            elif step.name == CANONICAL_ROWS:
+                found += _warn_of_printed_chats(trial, step, output)
             elif step.name == TOKENIZED_EXAMPLES:
                 rows = next(outputs[key] for key in step.inputs if outputs[key].stage == CANONICAL_ROWS)
                 found += _note_unread_message_keys(trial, step, rows)
@@ -285,6 +288,18 @@ def _note_unexpected_formats(trial: Project, step: Step, raw: Manifest) -> Itera
     for described, found in alike.items():
         others = f", and {format_count(len(found) - 1, 'other file')} like it" if len(found) > 1 else ""
         yield Finding(f"{at}: {clean_value(found[0])} is read {described}{others}")
+
+
+def _warn_of_printed_chats(trial: Project, step: Step, rows: Manifest) -> Iterator[Finding]:
+    """Warn of documents that are chats as a template prints them, whose prompts train like answers."""
+    tables = [trial.store.table(file, ["kind", "text"]) for file in rows.files("rows")]
+    texts = [row["text"] for table in tables for row in table.to_pylist() if row["kind"] == "text"]
+    if printed := describe_printed_chats(texts):
+        yield Finding(
+            f"{trial.recipe.name}: datasets.{step.dataset}.format: the documents hold {printed}; a chat needs its "
+            "messages, by format.kind: chat",
+            is_warning=True,
+        )
 
 
 def _note_unread_message_keys(trial: Project, step: Step, rows: Manifest) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 import minijinja
@@ -170,6 +171,7 @@ class GenerationTag(Extension):
         return text if self.borders is None else f"{self.borders[0]}{text}{self.borders[1]}"
 
 
+@cache
 def list_answer_marks() -> dict[str, str]:
     """Return the line that each bundled template prints before an answer: the mark of a chat that is text."""
     marks: dict[str, str] = {}

@@ -1,6 +1,7 @@
 """The kind `text`: documents, one column of text, all of which is trained."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -10,11 +11,21 @@ from rowmill.conversation.template_engines import list_answer_marks
 from rowmill.kinds.base import ALL_GROUPS, DatasetKind, DatasetOptions
 from rowmill.kinds.shared.canonicalization import RecordReader
 from rowmill.kinds.shared.conversation_rows import explain_tree, make_document_reader
+from rowmill.kinds.shared.messages import SPEAKERS
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.schema.rows import RowKind
 
 TEXT_COLUMNS = ("text", "content", "document", "body", "raw_content", "article", "code", "passage", "abstract")
 """Columns that hold a document, the most likely first."""
+
+_PRINTED_MESSAGES = re.compile(r"""\s*[\[{].{0,200}?['"](role|from)['"]\s*:""", re.DOTALL)
+_ASKS, _ANSWERS = (
+    "|".join(name for name, role in SPEAKERS.items() if (role == "assistant") is answers) for answers in (False, True)
+)
+_PRINTED_TURNS = re.compile(
+    rf"\W{{,9}}(?:{_ASKS}) ?[:>|｜*\]].*[\n>|｜]\W{{,9}}(?:{_ANSWERS}) ?[:>|｜*\]]", re.DOTALL | re.IGNORECASE
+)
+"""Turns that begin with a name and a sign: `<human>:`, `**User:**`, `<｜User｜>`, `user:`."""
 
 
 class Text(DatasetKind):
@@ -54,12 +65,29 @@ class Text(DatasetKind):
         column = found.options.get("text_key", "text")
         if others := [name for name in names if name in found.unread and name != column]:
             return replace(found, problem=f"{', '.join(others)}: a column of documents too, which nothing reads")
-        for name, mark in list_answer_marks().items():
-            if sample.is_mostly(mark in str(record.get(column)) for record in sample.whole):
-                problem = f"{column} holds chats that a template such as {name} has printed: prompts would be trained"
-                return replace(found, problem=problem)
-        return found
+        texts = [text for record in sample.whole if type(text := record.get(column)) is str]
+        printed = describe_printed_chats(texts)
+        return replace(found, problem=f"{column} holds {printed}") if printed else found
 
     def make_record_reader(self, options: DatasetOptions) -> RecordReader:
         """Read every record as a document."""
         return make_document_reader(self.text_key, options.filters)
+
+
+def describe_printed_chats(texts: Sequence[str]) -> str:
+    """Return what most documents hold, if it is messages, or chats as a template or a person prints them; else nothing.
+
+    All of such a document would train, its prompts too.
+    """
+
+    def is_most(holds: Callable[[str], object]) -> bool:
+        return sum(bool(holds(text)) for text in texts) * 2 > len(texts)
+
+    for name, mark in list_answer_marks().items():
+        if is_most(lambda text, mark=mark: mark in text):
+            return f"chats that a template such as {name} has printed: prompts would be trained"
+    if is_most(_PRINTED_MESSAGES.match):
+        return "messages as JSON or Python values: prompts would be trained"
+    if is_most(_PRINTED_TURNS.match):
+        return "chats whose turns begin with the speaker: prompts would be trained"
+    return ""

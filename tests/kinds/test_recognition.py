@@ -342,6 +342,12 @@ def test_json_text_of_messages_is_read_as_the_messages(record: dict[str, Any]) -
     )
 
 
+def test_list_of_json_texts_is_read_as_the_messages() -> None:
+    record = {"messages": [json.dumps(one) for one in (ASKED, ANSWERED)]}
+
+    assert read(record, propose(record).options).messages == (ASKED, ANSWERED)
+
+
 def test_proposal_fits_most_records_and_most_of_their_text() -> None:
     reviews = {"review": "It broke after a week, and nobody answers. " * 4, "stars": 1}
 

@@ -202,6 +202,11 @@ def test_arguments_keep_their_source_their_keys_and_long_integers() -> None:
 
     text = '{"name": "f", "arguments": {"a": 1, "a": 2}}'
 
+    for key in ("arguments", "parameters", "input", "args"):
+        called = row_of([{"role": "assistant", "content": None, "tool_calls": [{"name": "f", key: {"a": 1}}]}])
+        assert called.messages[0]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
+    assert reason([{"role": "function_call", "content": {"name": "f", "params": {"a": 1}}}]) == "bad_tool_call"
+
     assert reason([{"role": "function_call", "content": text}]) == "bad_tool_call"
     assert reason([{"role": "assistant", "content": "", "tool_calls": f"[{text}]"}]) == "bad_tool_call"
 

@@ -280,6 +280,8 @@ def _read_list(name: str, value: Json, columns: ConversationColumns) -> Detected
         value = parsed
     if type(value) is not list:
         return None
+    if value and type(value[0]) is str:
+        value = parse_messages(value)
     first: Json = value[0] if value else {}
     if type(first) is str:
         # MT-Bench's `turns` are prompts alone.

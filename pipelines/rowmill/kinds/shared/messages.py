@@ -86,12 +86,13 @@ def get_at_path(record: Mapping[str, Json], path: str) -> Json:
 
 
 def parse_messages(value: Json) -> Json:
-    """Return the messages that a text is the JSON of, as cells of a table often are; any other value as it is."""
-    if type(value) is not str or not value.lstrip().startswith("["):
+    """Return the messages that a text, or each text of a list, is the JSON of; any other value as it is."""
+    parts = value if is_list(value) else [value]
+    if not parts or type(parts[0]) is not str or not parts[0].lstrip().startswith("{" if is_list(value) else "["):
         return value
     try:
-        parsed = from_json(value)
-    except ValueError:
+        parsed = [from_json(part) for part in parts] if is_list(value) else from_json(parts[0])
+    except (TypeError, ValueError):
         return value
     first = parsed[0] if is_list(parsed) and parsed else None
     return parsed if is_mapping(first) and any(set(keys) <= first.keys() for keys in _MESSAGE_FORMS) else value
@@ -459,7 +460,9 @@ PAIR_COLUMNS = (
 # ── Tool calls ───────────────────────────────────────────────────────────────────────────────────────
 
 
-ARGUMENT_KEYS = ("arguments", "parameters", "input")
+ARGUMENT_KEYS = ("arguments", "parameters", "input", "args")
+"""Keys of a call's arguments, as OpenAI, Cohere, Anthropic and LangChain write them."""
+_CALL_KEYS = frozenset({*ARGUMENT_KEYS, "id", "name", "type", "function", "index", "call_id"})
 
 
 class Tools(Config):
@@ -574,6 +577,9 @@ def _read_call(value: Json, form: str) -> tuple[Json, str | None]:
     if not _is_name(name):
         raise RejectError("bad_tool_call", "a call has no name")
     given: Json = next((body[key] for key in ARGUMENT_KEYS if body.get(key) is not None), None)
+    unread = [key for key, one in body.items() if key not in _CALL_KEYS and (is_mapping(one) or is_list(one)) and one]
+    if given is None and unread:
+        raise RejectError("bad_tool_call", f"{name}: no {', '.join(ARGUMENT_KEYS)}, and nothing reads its {unread[0]}")
     arguments = _parse_arguments(given)
     if arguments is None:
         if form != "string" or type(given) is not str:

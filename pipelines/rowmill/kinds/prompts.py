@@ -120,7 +120,7 @@ class Prompts(MessageColumns):
         found = choose_best([try_options(cls, {}, sample)])
         if found is not None and found.fits == found.of:
             named = any(get_at_path(record, path) is not None for record in sample.whole for path in _TELLING_PATHS)
-            return replace(found, precedence=30) if named else found
+            return replace(found, precedence=30) if named else _refuse_unread_answers(found)
         asks = {"prompt", "messages", "question", "instruction"} & set(sample.columns)
         # A column that may answer, in a form that is not read, is no ground truth to do without.
         answers = _ANSWERING_COLUMNS & set(sample.columns)
@@ -128,7 +128,9 @@ class Prompts(MessageColumns):
             return None
         options = {"require_ground_truth": False}
         found = choose_best([try_options(cls, {**options, "trailing_assistant": "reject"}, sample)])
-        return None if found is None else replace(found, options={"kind": cls.get_name(), **options})
+        if found is None:
+            return None
+        return _refuse_unread_answers(replace(found, options={"kind": cls.get_name(), **options}))
 
     @classmethod
     def select_group_defaults(
@@ -161,6 +163,12 @@ class Prompts(MessageColumns):
             order_key=options.splits.time_key,
             read=_PromptReader(self, options, dataset),
         )
+
+
+def _refuse_unread_answers(found: Recognition) -> Recognition:
+    """Return a recognition that is not sure if there are answers that it does not read: a `label` then rates them."""
+    unread = [name for name in found.unread if name in {*_ANSWERING_COLUMNS, "responses", "completions"}]
+    return replace(found, problem=f"nothing reads {', '.join(unread)}, a column of answers") if unread else found
 
 
 class _PromptReader:

@@ -82,9 +82,13 @@ class Supervised(DatasetKind):
         present = set(sample.columns)
         named = ((sample.find_column(one), sample.find_column(other)) for one, other in PAIR_COLUMNS)
         paths = [path for path in NESTED_RESPONSES if path.partition(".")[0] in present]
-        if any(get_at_path(record, "responses.1") is not None for record in sample.whole):
-            # Which of several responses is meant, only a rank tells.
-            paths = [path for path in paths if path != "responses.0"]
+        # Which of several responses is meant, only a rank or the number of the right one tells.
+        paths = [
+            path
+            for path in paths
+            if path not in ("answers.0", "responses.0")
+            or all(get_at_path(record, f"{path[:-1]}1") is None for record in sample.whole)
+        ]
         nested = ((prompt, path) for path in paths for prompt in ("question", "prompt") if prompt in present)
         context = [column for name in CONTEXT_COLUMNS if (column := sample.find_column(name)) is not None]
         more = {} if set(context) <= set(CONTEXT_COLUMNS) else {"context_fields": context}

@@ -203,6 +203,9 @@ TELLING_COLUMNS = frozenset(
 LONG_TEXT_CHARS = 120
 """Texts of this many characters on average are no values of a table."""
 
+LEAST_WORDS = 4
+"""Texts of this many words on average are sentences, which a table may have in one column."""
+
 
 class Records(DatasetKind):
     """Each record is a row of a table; its columns are inferred from the data."""
@@ -261,14 +264,19 @@ class Records(DatasetKind):
             return None
         told = sorted(name for name in columns if name.lower() in TELLING_COLUMNS)
         long: list[str] = []
+        sentences: list[str] = []
         for name in columns:
             texts = [value for record in flat if type(value := record.get(name)) is str]
             if texts and sum(map(len, texts)) > LONG_TEXT_CHARS * len(texts):
                 long.append(name)
+            if texts and sum(text.count(" ") for text in texts) >= (LEAST_WORDS - 1) * len(texts):
+                sentences.append(name)
         problem = ""
-        # A table has short texts under names like these, such as `text`; a file of conversations has long ones.
-        if (told and long) if sample.is_table_file else (told or long):
-            what = f"{told[0]} is a name" if told else f"{long[0]} is long text, as"
+        # A table has short texts under names like these, such as `text`; a file of conversations has long ones. Two
+        # columns of sentences may be a text and its translation, or whatever else a model reads and writes.
+        is_text = len(sentences) > 1 or len(sentences) == len(columns)
+        if (told and long) if sample.is_table_file else (told or long or is_text):
+            what = f"{told[0]} is a name" if told else f"{(long or sentences)[0]} is text, as"
             problem = f"{what} of prompts, answers or documents, so that it is a table only if the recipe says so"
         notes = [
             f"records: each of the {len(columns)} columns holds single values in {len(flat)} of {len(records)} records",

@@ -296,13 +296,14 @@ PASSAGE = "Olives grow around the sea, where the winter is mild and the summer i
         ({"question": "Why?", "answers": ["So.", "No."], "correct": 1}, ""),
         ({"prompt": "Why?", "completion": "They cared a lot.", "label": "bad"}, "label: a column of preference data"),
         ({"prompt": "Why?", "completions": ["So it is.", "But no."], "labels": [True, False]}, ""),
+        ({"conversation_id": 1, "role": "user", "content": "Why?"}, "the record is one message, with its role"),
         ({"en": "Where is the old bridge?", "fr": "Où se trouve la vieille tour ?"}, "is text, as of prompts"),
     ],
     ids=[
         *("question unread", "several responses", "sentences", "prompt with its response", "answers of another form"),
         *("truth as text", "chatml", "alpaca", "mistral", "system in capitals", "two documents", "weights", "image"),
         *("tree", "label", "named turns", "bold turns", "full width", "values", "wrapped", "choice", "label of text"),
-        *("steps", "translation"),
+        *("steps", "message", "translation"),
     ],
 )
 def test_what_would_train_the_wrong_text_is_not_proposed(record: dict[str, Any], why: str) -> None:
@@ -310,6 +311,13 @@ def test_what_would_train_the_wrong_text_is_not_proposed(record: dict[str, Any],
 
     assert choice.proposal is None
     assert why in choice.explain()
+
+
+def test_table_of_single_messages_is_not_proposed() -> None:
+    choice = choose([{"id": "1", "role": "user", "content": "Why?"}] * 9, is_table_file=True)
+
+    assert choice.proposal is None
+    assert choice.explain().startswith("the record is one message, with its role")
 
 
 def test_context_in_capitals_belongs_to_the_prompt() -> None:

@@ -10,7 +10,7 @@ from pydantic import Field
 from rowmill.conversation.template_engines import list_answer_marks
 from rowmill.kinds.base import ALL_GROUPS, DatasetKind, DatasetOptions
 from rowmill.kinds.shared.canonicalization import RecordReader
-from rowmill.kinds.shared.conversation_rows import explain_tree, make_document_reader
+from rowmill.kinds.shared.conversation_rows import make_document_reader
 from rowmill.kinds.shared.messages import SPEAKERS
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.schema.rows import RowKind
@@ -55,8 +55,6 @@ class Text(DatasetKind):
     @classmethod
     def recognise(cls, sample: Sample) -> Recognition | None:
         """Recognise one column of text: a known one, or the only column."""
-        if sample.is_mostly(bool(explain_tree(record)) for record in sample.whole):
-            return None
         columns = sample.columns
         names = [name for name in TEXT_COLUMNS if name in columns] or (columns if len(columns) == 1 else [])
         found = choose_best(try_options(cls, {} if name == "text" else {"text_key": name}, sample) for name in names)

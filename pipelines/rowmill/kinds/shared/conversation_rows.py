@@ -244,13 +244,21 @@ def _detect_pair(record: Mapping[str, Json], columns: ConversationColumns, wante
 
 
 def explain_tree(record: Mapping[str, Json]) -> str:
-    """Return why a record that is one message of a tree of conversations, as in OASST, has no row; empty for others."""
-    if "parent_id" not in record or type(record.get("role")) is not str:
+    """Return why a record that is one message of a conversation, or of OASST's trees, has no row; empty for others."""
+    role = record.get("role")
+    if type(role) is not str:
         return ""
-    return (
-        "the record is one message of a tree, linked by parent_id; a conversation is a path from its root: join the "
-        "messages of each path to a list"
-    )
+    if "parent_id" in record:
+        return (
+            "the record is one message of a tree, linked by parent_id; a conversation is a path from its root: join "
+            "the messages of each path to a list"
+        )
+    folded = fold_role(role)
+    if MAPPED_ROLES.get(folded, folded) in ("user", "assistant") and ("content" in record or "text" in record):
+        return (
+            "the record is one message, with its role; a conversation is several: join the messages of each to a list"
+        )
+    return ""
 
 
 # ── Lists of messages ──────────────────────────────────────────────────────────────────────────────

@@ -266,7 +266,12 @@ class FormatChoice:
 def recognise_format(sample: Sample, kinds: Iterable[type[DatasetKind]]) -> FormatChoice:
     """Return the kind and options that read every whole record, and most of its text."""
     found = [one for kind in kinds if (one := kind.recognise(sample)) is not None]
-    sure = sorted((one for one in found if one.is_sure), key=lambda one: one.precedence)
+    # Single messages are no documents and no table, whatever reads them.
+    is_apart = sample.is_mostly(bool(explain_tree(record)) for record in sample.whole)
+    sure = sorted(
+        (one for one in found if one.is_sure and not (is_apart and one.precedence > EXPLICIT_PRECEDENCE)),
+        key=lambda one: one.precedence,
+    )
     others = sorted(found, key=lambda one: (-one.fits, one.precedence))
     tree = next((why for record in sample.whole if (why := explain_tree(record))), "")
     return FormatChoice(sure[0] if sure else None, others, tree)

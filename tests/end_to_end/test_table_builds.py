@@ -13,6 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from rowmill.build import steps
+from rowmill.cli import main
 from rowmill.core.errors import ConfigError, ContextOverflowError, GateError, GenerationError
 from rowmill.inspection import inspect
 from rowmill.kinds.tables.partition_plan import TablePlan
@@ -141,6 +142,30 @@ def test_prefill_holds_the_first_records_of_every_train_series_as_trained(tmp_pa
     assert [one["group_key"] for one in prefill] == [f'"C-{i:03d}"' for i in range(12)]
     assert all(len(one["records"]) == 3 and "".join(one["records"]) in text for one in prefill)
     assert all(one["start"] <= one["stop"] and one["length"] == 5 for one in prefill)
+
+
+def test_numbers_beyond_64_bits_and_float64_are_compared_advised_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    huge = 10**25
+    rows = [{"t": huge + i, "x": "1e999" if i == 7 else i % 9, "k": huge + i % 3, "v": i} for i in range(60)]
+    form = {"data": {"order_training_examples_by": "t"}, "time_series": {"is_timeseries": True}, "generation": {}}
+    workspace = table(Workspace(tmp_path), as_csv(rows), form)
+    text = "\n".join(f'{{"t":{huge + i},"x":{x},"k":{huge + i % 3},"v":{i}}}' for i, x in enumerate((0, "1e999", 2)))
+    (tmp_path / "generated/mini/rows").mkdir(parents=True)
+    (tmp_path / "generated/mini/rows/one.txt").write_text(text)
+    made = workspace.build(only=(*TO_EXAMPLES, "parsed_records"))
+    [prefill] = made.rows_of("rows", "tokenized_examples", file="prefill")
+
+    assert (prefill["start"], prefill["stop"]) == (str(huge), str(huge + 59))
+    assert made.manifest("rows", "parsed_records").facts["exact_copies"] == pytest.approx(2 / 3)
+
+    assert main.main(["advise", str(workspace.config)]) == 0
+    assert " k 3 20 0 20 " in " ".join(capsys.readouterr().out.split())
+
+    form = grouped("k", "v")
+    with pytest.raises(ContextOverflowError, match=f"k={huge + 1} needs .* k={huge} needs"):
+        built_of(tmp_path / "groups", "rows.jsonl", lines({**row, "x": 0} for row in rows), records(**form))
 
 
 # ── Types ──────────────────────────────────────────────────────────────────────────────────────────

@@ -4,11 +4,12 @@ import random
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowmill.kinds.tables.comparison import TableComparison, compare_tables
+from rowmill.kinds.tables.comparison import TableComparison, compare_tables, read_cells
 from rowmill.kinds.tables.schema import Column, RecordSchema
 
 SCHEMA = RecordSchema((Column("n", "integer"), Column("kind", "string", nullable=True), Column("name", "string")))
@@ -82,3 +83,15 @@ def test_distances_are_between_0_and_1(left: list[tuple[int, Any]], right: list[
     found = compare_tables(schema, *frames)
     assert 0 <= found.column_distance <= 1
     assert 0 <= found.association_distance <= 1
+
+
+def test_cells_are_the_same_texts_beside_a_record_that_polars_does_not_read() -> None:
+    value = '[1.50,true,null,"\u00e9",{"k":[-0.0,1e5,1180591620717411303424,1e-400]}]'
+    plain = [f'{{"a":{one},"b":{value}}}' for one in ("1.50", "-0.0", "1e22", "0.30000000000000004", "true", '"x"')]
+    odd = ['{"a":1e999}', '{"a":-1e999999999}', f'{{"a":{"9" * 400}}}', '{"a":"\\ud83d"}']
+
+    expected = read_cells(pa.chunked_array([plain]), ("a", "b"))
+    for one in odd:
+        found = read_cells(pa.chunked_array([[*plain, one]]), ("a", "b"))
+        assert found.head(len(plain)).equals(expected)
+        assert found.row(-1)[0] is not None

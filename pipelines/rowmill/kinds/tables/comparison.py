@@ -11,20 +11,23 @@ In a table of few distinct values, records agree by chance. So a shared signatur
 would not explain it: the expected number of train records with its values is less than 0.01.
 """
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import partial
 from itertools import combinations
 from typing import Any
 
 import numpy as np
-import orjson
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import are_among, find_distinct
+from rowmill.core.json import Json
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
 from rowmill.kinds.base import DatasetOptions
@@ -40,24 +43,33 @@ from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
 
 
 def read_cells(records: pa.ChunkedArray, names: Sequence[str]) -> pl.DataFrame:
-    """Return the cells of the named columns, String[N] each."""
+    """Return the cells of the named columns, String[N] each; equal values have equal texts in every table."""
     texts: list[str] = records.to_pylist()
     schema = dict.fromkeys(names, pl.String())
     if not texts:
         return pl.DataFrame(schema=schema)
     try:
         return pl.read_ndjson("\n".join(texts).encode(), schema=schema)
-    except (pl.exceptions.PolarsError, UnicodeEncodeError):
-        # A lone surrogate, which JSON can escape but UTF-8 cannot encode.
-        read = [read_json(text) for text in texts]
-        return pl.DataFrame({name: [_format_cell(one.get(name)) for one in read] for name in names}, schema=schema)
+    except pl.exceptions.PolarsError:
+        texts = [json.dumps(_make_storable(read_json(text)), ensure_ascii=False) for text in texts]
+        return pl.read_ndjson("\n".join(texts).encode(), schema=schema)
 
 
-def _format_cell(value: Any) -> str | None:
-    if value is None:
-        return None
-    text = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
-    return text.encode("utf-8", "backslashreplace").decode()
+def _make_storable(value: Json) -> Json:
+    """Return a value with texts for what Polars does not read: numbers beyond float64, and lone surrogates."""
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case Decimal() | int() if not -sys.float_info.max <= value <= sys.float_info.max:
+            return str(value)
+        case Decimal():
+            return float(value)
+        case list():
+            return [_make_storable(one) for one in value]
+        case dict():
+            return {_make_storable(name): _make_storable(one) for name, one in value.items()}
+        case _:
+            return value
 
 
 def hash_cells(cells: pl.DataFrame) -> NDArray[np.uint64]:

@@ -21,11 +21,11 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import chain, count, islice, pairwise, repeat
 from typing import Any, Literal
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
@@ -536,9 +536,10 @@ def _name_overflows(
         names = [f"record {name}" for name in read_column(excess.units, "row_id")]
     else:
         for key in (index.keys[group] for group in excess.units.tolist()):
-            value = orjson.loads(key) if len(key) < 1 << 16 else key
+            value = read_json(key) if len(key) < 1 << 16 else key
             values = value if len(columns) > 1 and isinstance(value, list) else [value]
-            named = [f"{name}={one!r}" for name, one in zip(columns, values, strict=False)]
+            shown = [str(one) if type(one) is Decimal else repr(one) for one in values]
+            named = [f"{name}={one}" for name, one in zip(columns, shown, strict=False)]
             names.append(", ".join(named) or key)
     examined = [of[:MAX_EXAMINED_ROWS] for of in rows]
     records = iter(read_column(np.concatenate(examined), "record"))

@@ -11,6 +11,7 @@ Each record is encoded separately and once per dataset: passes and examples only
 The generation prompt, prompt and first BOS, is token for token the start of every example.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -598,7 +599,7 @@ def write_prefill(
     def read_time(row: int) -> str | None:
         """Return a record's time as the JSON text of its value."""
         value = None if form.order_column is None else read_json(texts[row]).get(form.order_column)
-        return None if value is None else orjson.dumps(value, default=str).decode()
+        return None if value is None else json.dumps(value, default=str, ensure_ascii=False)
 
     lines: list[dict[str, Any]] = []
     for group, first, last in zip(train.groups.tolist(), begins.tolist(), ends.tolist(), strict=True):

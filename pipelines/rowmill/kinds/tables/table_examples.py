@@ -25,6 +25,7 @@ of truncation, records that are too large for an example are counted, and a what
 in the partitions of the build.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -85,6 +86,7 @@ from rowmill.kinds.tables.record_tokens import (
     write_prefill,
 )
 from rowmill.kinds.tables.schema import Mode
+from rowmill.kinds.tables.serialization import read_json
 from rowmill.packing.pack_plan import keep_examples_whole, measure_padded_room, plan_slices
 from rowmill.parts.accounts import RejectLog, count_accounts, describe_rejects, row_as_bytes, write_accounts
 from rowmill.parts.context import StageOutput, compute_share, open_host_scratch
@@ -686,14 +688,14 @@ def _iterate_group_columns(context: KindContext) -> Iterator[tuple[str, Ints]]:
     texts: list[str] = []
     for part in context.input(CANONICAL_ROWS).parts:
         texts += context.store.table(part.files["rows"], ["record"]).column(0).to_pylist()
-    records: list[dict[str, Any]] = [orjson.loads(text) for text in texts]
+    records: list[dict[str, Any]] = [read_json(text) for text in texts]
     for name in dict.fromkeys(key for record in records for key in record):
-        numbers: dict[bytes, int] = {}
+        numbers: dict[str, int] = {}
         codes = np.full(len(records), -1, np.int64)
         for row, record in enumerate(records):
             value = record.get(name)
             if value is not None:
-                codes[row] = numbers.setdefault(orjson.dumps(value), len(numbers))
+                codes[row] = numbers.setdefault(json.dumps(value, default=repr), len(numbers))
         if 1 < len(numbers) < int((codes >= 0).sum()):
             yield name, codes
 

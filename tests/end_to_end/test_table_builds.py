@@ -168,6 +168,17 @@ def test_numbers_beyond_64_bits_and_float64_are_compared_advised_and_named(
         built_of(tmp_path / "groups", "rows.jsonl", lines({**row, "x": 0} for row in rows), records(**form))
 
 
+@pytest.mark.parametrize("mode", ["grouped", "sequential"])
+def test_numbers_of_any_exponent_order_records(tmp_path: Path, mode: str) -> None:
+    values = ["4", "2.5", "1e-2000000", "-1e-99999999", "-1", "0"]
+    content = "".join(f'{{"g":"a","t":{value},"v":{i}}}\n' for i, value in enumerate(values)).encode()
+    form = {**grouped("g", "t"), "time_series": {"is_timeseries": mode == "sequential"}}
+    made = built_of(tmp_path, "rows.jsonl", content, records(**form))
+    [parsed] = read_back(made, TOKENIZER, form)
+
+    assert [record["v"] for record in parsed.records] == [4, 3, 5, 2, 1, 0]
+
+
 # ── Types ──────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.slow
 def test_types_of_cells_are_decided_over_all_parts(tmp_path: Path) -> None:

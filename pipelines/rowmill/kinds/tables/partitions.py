@@ -31,7 +31,7 @@ from rowmill.kinds.joint_rows import KindContext
 from rowmill.kinds.shared.splits import SPLITS
 from rowmill.kinds.tables.inference import CellLocation, TableEvidence
 from rowmill.kinds.tables.options import require_records
-from rowmill.kinds.tables.schema import DAY, RecordSchema, SortKey
+from rowmill.kinds.tables.schema import DAY, MAX_DIGITS, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.packing.pack_plan import cut_groups
@@ -226,6 +226,9 @@ def _read_positions(columns: Sequence[pa.ChunkedArray], *, is_time: bool) -> tup
         numbers = [[Decimal(text) for text in column.to_pylist()] for column in columns]
     places = max((-int(number.as_tuple().exponent) for part in numbers for number in part), default=0)
     places = max(places, 0)
+    # Scaled, a number as short as `1e-999999999` has more digits than memory holds.
+    if places > MAX_DIGITS or any(number.adjusted() > MAX_DIGITS for part in numbers for number in part):
+        return _rank_values(numbers), None
     scaled = [[int(number.scaleb(places)) for number in part] for part in numbers]
     if any(abs(number) >= _LARGEST for part in scaled for number in part):
         return _rank_values(numbers), None

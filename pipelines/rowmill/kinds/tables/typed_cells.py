@@ -35,7 +35,7 @@ from rowmill.kinds.tables.inference import (
     describe_column_contract,
 )
 from rowmill.kinds.tables.options import Records
-from rowmill.kinds.tables.schema import Column, RecordSchema, SortKey, Value
+from rowmill.kinds.tables.schema import MAX_DIGITS, Column, RecordSchema, SortKey, Value
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser
 from rowmill.kinds.tables.table_contract import (
     LONGEST_NA_WORD,
@@ -330,8 +330,9 @@ class ColumnRoles:
 
 
 def format_position(position: Any) -> str:
-    """Return the order key of a position in the order column."""
-    return format(position, "f") if isinstance(position, Decimal) else str(position)
+    """Return the order key of a position in the order column, without an exponent unless that took very many zeros."""
+    is_plain = isinstance(position, Decimal) and abs(position.adjusted()) <= MAX_DIGITS
+    return format(position, "f") if is_plain else str(position)
 
 
 def reject_unparsable(column: str, value: object, order: SortKey) -> Rejected:

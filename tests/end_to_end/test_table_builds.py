@@ -239,6 +239,16 @@ def test_rows_without_group_or_readable_order_are_rejected_with_their_reasons(tm
     assert made.rejects() == [(1, "group_missing"), (2, "group_missing"), (3, "order_missing"), (4, "order_unparsable")]
 
 
+@pytest.mark.parametrize("name", ["table.csv", "rows.jsonl"])
+def test_group_that_its_column_reads_as_null_is_missing(tmp_path: Path, name: str) -> None:
+    rows = [{"g": 1, "v": 1}, {"g": "guest", "v": 2}, {"g": "?", "v": 3}]
+    columns = {"g": {"type": "integer", "na": ["?"], "on_mismatch": "na"}, "v": {"type": "integer"}}
+    form = records(**grouped("g", None), table={"columns": columns})
+    made = built_of(tmp_path, name, as_csv(rows) if name == "table.csv" else rows, form)
+
+    assert made.rejects() == [(1, "group_missing"), (2, "group_missing")]
+
+
 def test_row_is_assembled_left_out_or_rejected_and_tokens_add_up(tmp_path: Path) -> None:
     assembly = {"on_overflow": "reject", "max_seq_length": 400}
     form = {"training": {"num_input_records_to_sample": 25}, "assembly": assembly}

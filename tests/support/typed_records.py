@@ -57,7 +57,7 @@ class ValueRowBuilder:
         record = self._convert_record(decoded, row, mismatches)
         if isinstance(record, Rejected):
             return record
-        group = self._write_group_key(decoded)
+        group = self._write_group_key(decoded, record)
         if isinstance(group, Rejected):
             return group
         order = self._read_position(record)
@@ -104,25 +104,20 @@ class ValueRowBuilder:
                 return name
         return None
 
-    def _write_group_key(self, decoded: Mapping[str, Json]) -> str | Rejected | None:
-        """Return the group's key: the values as in the source."""
+    def _write_group_key(self, decoded: Mapping[str, Json], record: Record) -> str | Rejected | None:
+        """Return the group's key: the values as in the source, if the record has them."""
         if not self._roles.group:
             return None
         texts: list[str] = []
         for name in self._roles.group:
-            text = self.key_of(name, decoded.get(name) if name in self._names else get_at_path(decoded, name))
-            if isinstance(text, Rejected):
-                return text
-            texts.append(text)
+            is_column = name in self._names
+            value = decoded.get(name) if is_column else get_at_path(decoded, name)
+            if value is None or (is_column and record.get(name) is None):
+                return reject_absent("group_missing", name)
+            line = self._key({"k": value})
+            assert isinstance(line, str), line
+            texts.append(line[len('{"k":') : -len("}\n")])
         return f"[{','.join(texts)}]" if self._roles.is_list else texts[0]
-
-    def key_of(self, name: str, value: Json) -> str | Rejected:
-        """Return a group column's contribution to the group key."""
-        if value is None or self._is_absent(name, value):
-            return reject_absent("group_missing", name)
-        line = self._key({"k": value})
-        assert isinstance(line, str), line
-        return line[len('{"k":') : -len("}\n")]
 
     def _read_position(self, record: Record) -> str | Rejected | None:
         path = self._roles.time_key

@@ -172,7 +172,7 @@ def find_drifts(
     )
 
 
-VERSION = 6
+VERSION = 7
 """Increase it when any record may get a different type, text, key or split, or facts are counted differently."""
 
 

@@ -398,10 +398,8 @@ class ValueReader:
         misfits = {code: one for code, one in enumerate(read) if one.reason}
         return ReadColumn(column, [one.member for one in read], [one.value for one in read], misfits)
 
-    def write_key(self, name: str, value: Any) -> str | None:
-        """Return a value of a group column as JSON by its type, since 1 is not "1"; None if it is absent."""
-        if value is None or value is ABSENT or self._is_absent(name, value):
-            return None
+    def write_key(self, value: Any) -> str:
+        """Return a value of a group column as JSON by its type, since 1 is not "1"."""
         line = self._write_key({"k": value})
         assert isinstance(line, str), line
         return line[len('{"k":') : -len("}\n")]
@@ -535,9 +533,16 @@ class RowBuilder:
         for name in self._roles.group:
             absent = reject_absent("group_missing", name)
             if records.objects is not None:
-                column = read[name].source if name in read else None
-                column = column or SourceColumn.of_values([get_at_path(record, name) for record in records.objects])
-                found = [self._reader.write_key(name, value) or absent for value in column.values]
+                if name in read:
+                    column, kept = read[name].source, read[name].values
+                else:
+                    column = SourceColumn.of_values([get_at_path(record, name) for record in records.objects])
+                    kept = column.values
+                # What the column reads as null is no key.
+                found = [
+                    absent if own is None else self._reader.write_key(value)
+                    for value, own in zip(column.values, kept, strict=True)
+                ]
             elif name in records.columns:
                 column = records.columns[name]
                 texts = _list_values(read[name].values) if name in read else [None] * len(column.values)

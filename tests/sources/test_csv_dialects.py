@@ -204,6 +204,26 @@ def test_title_lines_before_a_clear_header_are_left_out_and_noted(tmp_path: Path
     assert lines_of(scan, tmp_path, 1) == [title.count(b"\n") + 2]
 
 
+@pytest.mark.parametrize("delimiter", [b",", b";", b"\t"])
+@pytest.mark.parametrize("title", [b"Report,,\n", b"Report of March,,\n,,\n", b",,\nReport,,\n"])
+def test_title_of_a_spreadsheet_has_empty_cells_after_it(tmp_path: Path, title: bytes, delimiter: bytes) -> None:
+    content = title + b"id,name,price\n1,ann,2.5\n2,bob,3.5\n3,cy,4.5\n"
+    scan = scanned(tmp_path, content.replace(b",", delimiter))
+    assert dialect_of(scan).skip == title.count(b"\n")
+    assert [one["name"] for one in records_of(scan, tmp_path)] == ["ann", "bob", "cy"]
+
+
+@pytest.mark.parametrize("content", [b",score\na,NA\nb,2\nc,3\n", b",,score\na,x,NA\nb,y,2\nc,z,3\n"])
+def test_row_after_an_index_without_a_name_is_no_header(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(SchemaError, match="column 1 has no name in the header"):
+        scanned(tmp_path, content)
+
+
+def test_index_without_a_name_hides_no_delimiter(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match=r"column 1 has no name .* source\.column_names: \[c1, score\]"):
+        scanned(tmp_path, b";score\na;1\nb;2\nc;3\n")
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -200,7 +200,9 @@ def _find_wide_header(head: str, delimiter: str, quote: str) -> int:
     if len(records) < 3:
         return 0
     width = Counter(len(cells) for cells, _ in records).most_common(1)[0][0]
-    first = next(at for at, (cells, _) in enumerate(records) if len(cells) == width)
+    # A spreadsheet writes a title in the first cell, and empty cells up to the width of the table.
+    is_title = [width > 2 and not any(cell.strip() for cell in cells[1:]) for cells, _ in records]
+    first = next((at for at, (cells, _) in enumerate(records) if len(cells) == width and not is_title[at]), 0)
     if width < 2 or not 0 < first <= _MAX_TITLE_RECORDS or first + 1 == len(records):
         return 0
     (header, begin), body = records[first], [cells for cells, _ in records[first + 1 :]]
@@ -292,7 +294,8 @@ def _measure_even_width(head: str, delimiter: str, quote: str) -> int:
     """Return the number of columns with a delimiter; 0 unless nearly all records have as many as the header."""
     records = _parse_plainly(head, delimiter, quote)
     named = sum(1 for name in records[0] if name.strip()) if records else 0
-    if not named or named < min(len(records[0]), 2):
+    # Of two columns, the index of a data frame has no name.
+    if not named or named < min(len(records[0]) - 1, 2):
         return 0
     width = len(records[0])
     return width if sum(len(cells) == width for cells in records) >= 0.9 * len(records) else 0

@@ -105,7 +105,7 @@ def require_columns(url: str, names: Sequence[str], limit: int) -> None:
 # ── Parts and scans ──
 
 
-SCAN_VERSION = 5
+SCAN_VERSION = 6
 """Increased whenever the same file would give other parts or other staged bytes; older scans are redone."""
 
 BOM = b"\xef\xbb\xbf"

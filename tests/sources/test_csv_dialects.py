@@ -219,6 +219,14 @@ def test_row_after_an_index_without_a_name_is_no_header(tmp_path: Path, content:
         scanned(tmp_path, content)
 
 
+def test_names_proposed_for_a_repeated_one_are_accepted(tmp_path: Path) -> None:
+    content = b"a,b,a,a_2,a\n1,2,3,4,5\n"
+    with pytest.raises(SchemaError, match=r"'a' more than once.*\[a, b, a_3, a_2, a_4\]$"):
+        records_of(scanned(tmp_path, content), tmp_path)
+    scan = scanned(tmp_path, content, column_names=["a", "b", "a_3", "a_2", "a_4"])
+    assert [*records_of(scan, tmp_path)[0].values()] == ["1", "2", "3", "4", "5"]
+
+
 def test_index_without_a_name_hides_no_delimiter(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match=r"column 1 has no name .* source\.column_names: \[c1, score\]"):
         scanned(tmp_path, b";score\na;1\nb;2\nc;3\n")

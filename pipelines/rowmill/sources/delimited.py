@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from typing import BinaryIO, NamedTuple
 
 import orjson
@@ -214,9 +215,13 @@ def _read_header(line: _Line, url: str, limits: Limits, dialect: Dialect) -> tup
     named = [name for at, name in enumerate(names) if at not in dialect.unnamed]
     twice = sorted(name for name, count in Counter(named).items() if count > 1)
     if twice:
+        unique: list[str] = []
+        for name in header:
+            others = (f"{name}_{number}" for number in count(2))
+            unique.append(name if name not in unique else next(one for one in others if one not in {*header, *unique}))
         raise SchemaError(
             f"{url}: the header names {', '.join(map(repr, twice))} more than once; column names must be unique; "
-            f"rename one of them, or name the columns in source.column_names: [{', '.join(header)}]"
+            f"rename one of them, or name the columns in source.column_names: [{', '.join(unique)}]"
         )
     return header, named
 

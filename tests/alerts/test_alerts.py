@@ -270,6 +270,7 @@ def test_mail_reaches_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
     text = received[0].content.decode()
     assert "Subject: demo: blocked" in text
+    assert "\nDate: " in text
     assert "chats/canonical_rows: rejects is 3 %" in text
     # A server that cannot encrypt gets no mail unless the recipe says so.
     assert refused == f"email: 127.0.0.1:{port}: STARTTLS extension not supported by server."

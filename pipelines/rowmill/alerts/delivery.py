@@ -13,6 +13,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from email.message import EmailMessage
 from functools import partial
 from typing import Any
@@ -150,6 +151,8 @@ def _mail(alert: EmailAlert, message: AlertMessage) -> None:
     host, _, port = alert.server.rpartition(":")
     try:
         mail["Subject"], mail["From"], mail["To"] = message.title, alert.sender, ", ".join(alert.to)
+        # Every mail must have one; not every server adds it.
+        mail["Date"] = datetime.now(UTC)
         mail.set_content(message.text.encode("utf-8", "replace").decode())
         # Without a context, smtplib takes any certificate.
         verified = ssl.create_default_context()

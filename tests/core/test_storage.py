@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pickle
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -176,3 +177,16 @@ def test_file_is_not_taken_for_abandoned_before_it_has_its_name(
     store.write("a/b.txt", b"whole")
 
     assert store.read("a/b.txt") == b"whole"
+
+
+def test_write_that_finds_no_space_names_its_file(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match="large") as refused:
+            Store(str(tmp_path)).write("a/page.html", bytes(1_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert refused.value.filename == str(tmp_path / "a" / "page.html")
+    assert list((tmp_path / "a").iterdir()) == []

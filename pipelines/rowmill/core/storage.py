@@ -238,8 +238,13 @@ class Store:
                 tag = str(answer.get("ETag", "")) if isinstance(answer, dict) else ""
                 index.note_written(relative, len(content), content, tag)
             return
-        with self.create(relative) as handle:
-            handle.write(content)
+        try:
+            with self.create(relative) as handle:
+                handle.write(content)
+        except OSError as error:
+            # The system names no file where writing to an open one fails.
+            error.filename = error.filename or self.path(relative)
+            raise
 
     def put(self, relative: str, content: bytes, rows: int = 0) -> File:
         """Write a whole file atomically, and return it with its digest."""

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import BaseHTTPRequestHandler
 from importlib import metadata
@@ -521,3 +522,17 @@ for recipe in sys.argv[1:]:
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
     assert [line for line in said.splitlines() if line.startswith("found")] == ["found 0 [] False", "found 0 [] True"]
+
+
+@OPENLINEAGE
+def test_builds_at_once_log_an_output_once(tmp_path: Path) -> None:
+    project = CliProject(tmp_path).write()
+    project.run("build", "--skip-preflight")
+    outputs = [project.current("gpu_partitions")]
+    project.write_recipe(execution={"workers": 1, "log_to": [EVENTS_FILE]})
+    with ThreadPoolExecutor(3) as builds:
+        results = list(builds.map(lambda _: build_record.log_outputs(project.project, outputs), range(3)))
+
+    assert sorted(map(len, results)) == [0, 0, 1]
+    names = [event["job"]["name"] for event in read_events(tmp_path)]
+    assert len(names) == len(set(names))

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 import rowmill
@@ -26,7 +26,7 @@ from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, get_stage_folder
 from rowmill.sources import GeneratedSource, HuggingFaceSource
 from rowmill.stages import catalog
-from rowmill.tracking import OpenLineageTracker
+from rowmill.tracking import AnyTracker, OpenLineageTracker
 from rowmill.tracking.client import BuildRecord, LoggedCheck, LoggedStage
 from rowmill.tracking.delivery import TIME_LIMIT_S, LogResult, log_build
 
@@ -36,6 +36,7 @@ MAX_COLUMNS = 500
 """Columns of a stage that trackers are told of: they refuse long schemas, and nobody reads them."""
 MAX_NAME_CHARS = 200
 
+_NOTES_FOLDER = "logged"
 _LOG = logging.getLogger("rowmill.tracking")
 _SILENT_SINCE: dict[str, float] = {}
 """When a tracker did not answer this process, by its name."""
@@ -58,35 +59,43 @@ def log_outputs(
         wanted = {GPU_PARTITIONS: trackers, EXPORTS: events}.get(output.stage, {})
         if not wanted:
             continue
+        # Of two builds at once, the second finds what the first has logged.
+        name = "/".join(output.key)
+        lock_path = f"{get_stage_folder(output.key)}/{_NOTES_FOLDER}/.lock"
         try:
-            known = load_log_results(project, output)
-            wanted = {name: wanted[name] for name in wanted if name not in known or known[name].problem}
-            if not wanted:
-                continue
-            published = find_published_version(project.store, project.recipe.name)
-            if output.stage == GPU_PARTITIONS and output.version != published:
-                continue
-            now = time.monotonic()
-            silent = {name for name in wanted if now - _SILENT_SINCE.get(name, -SILENCE_S) < SILENCE_S}
-            asked = {name: tracker for name, tracker in wanted.items() if name not in silent}
-            if asked:
-                kinds = ", ".join(tracker.kind for tracker in asked.values())
-                begin(f"logging {'/'.join(output.key[1:])} to {kinds}, for {TIME_LIMIT_S:.0f} s at most")
-            answers = dict(
-                zip(asked, log_build([*asked.values()], describe_build(project, output), project.base), strict=True)
-            )
-            _SILENT_SINCE.update((name, now) for name, result in answers.items() if result.is_silent)
-            waits = "it did not answer before; the next build tries again"
-            answers |= {name: LogResult(wanted[name].kind, problem=waits) for name in silent}
-            results = [answers[name] for name in wanted]
-            known |= answers
-            project.store.write_sealed(_note_path(output), {name: asdict(result) for name, result in known.items()})
-            logged += results
+            with project.store.lock(lock_path, what=f"{name}: its record"):
+                logged += _log_output(project, output, wanted, begin)
         except Exception as failure:  # noqa: BLE001  (a tracker never changes what a build ends with)
             logged.append(LogResult("trackers", problem=f"{type(failure).__name__}: {failure}"))
     for result in logged:
         _LOG.log(logging.WARNING if result.problem else logging.INFO, "%s", result.sentence)
     return logged
+
+
+def _log_output(
+    project: Project, output: Manifest, trackers: Mapping[str, AnyTracker], begin: Callable[[str], object]
+) -> list[LogResult]:
+    """Log an output to those of its trackers that do not have it, if it is published; note what became of it."""
+    known = load_log_results(project, output)
+    wanted = {name: trackers[name] for name in trackers if name not in known or known[name].problem}
+    if not wanted:
+        return []
+    published = find_published_version(project.store, project.recipe.name)
+    if output.stage == GPU_PARTITIONS and output.version != published:
+        return []
+    now = time.monotonic()
+    silent = {name for name in wanted if now - _SILENT_SINCE.get(name, -SILENCE_S) < SILENCE_S}
+    asked = {name: tracker for name, tracker in wanted.items() if name not in silent}
+    if asked:
+        kinds = ", ".join(tracker.kind for tracker in asked.values())
+        begin(f"logging {'/'.join(output.key[1:])} to {kinds}, for {TIME_LIMIT_S:.0f} s at most")
+    answers = dict(zip(asked, log_build([*asked.values()], describe_build(project, output), project.base), strict=True))
+    _SILENT_SINCE.update((name, now) for name, result in answers.items() if result.is_silent)
+    waits = "it did not answer before; the next build tries again"
+    answers |= {name: LogResult(wanted[name].kind, problem=waits) for name in silent}
+    known |= answers
+    project.store.write_sealed(_note_path(output), {name: asdict(result) for name, result in known.items()})
+    return [answers[name] for name in wanted]
 
 
 def load_log_results(project: Project, output: Manifest) -> dict[str, LogResult]:
@@ -98,7 +107,7 @@ def load_log_results(project: Project, output: Manifest) -> dict[str, LogResult]
 
 
 def _note_path(output: Manifest) -> str:
-    return f"{get_stage_folder(output.key)}/logged/{output.version}.json"
+    return f"{get_stage_folder(output.key)}/{_NOTES_FOLDER}/{output.version}.json"
 
 
 def describe_build(project: Project, output: Manifest) -> BuildRecord:

@@ -21,11 +21,10 @@ from dagster_rowmill.names import dagster_name, list_upstream_assets, make_asset
 from dagster_rowmill.resources import RUN_EXECUTORS
 from rowmill.build.steps import Project, plan_steps
 from rowmill.core.errors import GateError, PipelineError, SourceError
-from rowmill.core.stage_names import GPU_PARTITIONS, TRAINING_SPLITS
+from rowmill.core.stage_names import TRAINING_SPLITS
 from rowmill.core.storage import digest_json
 from rowmill.recipe.recipe import Freshness
 from rowmill.reports import alert_text
-from rowmill.schema import manifest
 from rowmill.sources import Files, find_files, urls
 
 RECIPE_TAG: Final = "rowmill/recipe"
@@ -205,10 +204,7 @@ def make_alert_sensors(project: Project, job: Any) -> list[dg.SensorDefinition]:
         description=f"Tells execution.alerts of {name} that trainers read a new build, or that a check warned.",
     )
     def finished(context: dg.RunStatusSensorContext) -> None:
-        version = alert_text.find_published_version(project)
-        made = version and manifest.load_version(project.store, (name, GPU_PARTITIONS), version)
-        is_new = bool(made) and made.run_id == context.dagster_run.run_id
-        _log_each(context, alert_text.announce(project, published=is_new))
+        _log_each(context, alert_text.announce(project))
 
     sensors: list[dg.SensorDefinition] = [failed, finished]
     if execution.freshness is not None:

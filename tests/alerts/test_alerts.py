@@ -9,18 +9,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import date, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from rowmill.alerts import CommandAlert, EmailAlert, WebhookAlert
 from rowmill.alerts.delivery import AlertMessage, deliver, find_missing_secrets
 from rowmill.alerts.history import end_causes, load_causes, save_causes
+from rowmill.cli import build_commands
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, GateError, PipelineError
 from rowmill.core.storage import Store
@@ -387,8 +390,8 @@ def test_published_build_ends_a_cause(tmp_path: Path) -> None:
     for days in (0, 1):
         save_causes(store, "demo", load_causes(store, "demo", "blocked", {"rejects"}, night + timedelta(days)))
     [before] = load_causes(store, "demo", "blocked", {"rejects"}, night + timedelta(2)).values()
-    save_causes(store, "demo", load_causes(store, "demo", "published", {"1f2e"}, night + timedelta(2)))
-    end_causes(store, "demo", night + timedelta(2))
+    published = load_causes(store, "demo", "published", {"1f2e"}, night + timedelta(2))
+    end_causes(store, "demo", published, night + timedelta(2))
     [after] = load_causes(store, "demo", "blocked", {"rejects"}, night + timedelta(3)).values()
 
     assert (before.nights, after.nights) == (3, 1)
@@ -480,3 +483,48 @@ def test_build_tells_what_blocked_it_and_then_that_it_is_published(
     assert any(line.startswith("Trainers read version ") for line in published["lines"])
     assert ": files: 1 changed; rows +0 -2; tokens +0 -" in smaller["lines"][0]
     assert "an alert was not delivered" not in capsys.readouterr().err
+
+
+def test_earlier_build_that_trainers_read_again_is_told_and_a_quiet_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with receiving() as receiver:
+        monkeypatch.setenv("HOOK", receiver.url)
+        project = write_alerts(CliProject(tmp_path), {"kind": "webhook", "url_env": "HOOK", "on": ["published"]})
+        good = (tmp_path / "data" / "chats.jsonl").read_text()
+        versions = list[str | None]()
+        for night, chats in enumerate([good, good, "\n".join(good.splitlines()[:-2]), good, good], 1):
+            monkeypatch.setattr(alert_text, "datetime", FrozenDate(night))
+            project.write_data("chats.jsonl", chats)
+            # A run that published and was killed before it told anybody.
+            project.rowmill("build", "--skip-preflight")
+            project.rowmill("build", "--alert", "--skip-preflight")
+            versions.append(alert_text.find_published_version(project.project))
+
+    first, same, smaller, again, quiet = versions
+    assert first == same == again == quiet != smaller
+    lines = [line for message in receiver.received for line in message["lines"] if "Trainers read version" in line]
+    assert [line.split()[3].strip(",") for line in lines] == [str(one)[:12] for one in (first, smaller, again)]
+
+
+def test_interrupted_build_tells_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with receiving() as receiver:
+        monkeypatch.setenv("HOOK", receiver.url)
+        alerts = [{"kind": "webhook", "url_env": "HOOK", "on": ["warned", "published"]}]
+        gates = {**RECIPE["gates"], "fill": {"at_least": 0.9}}
+        project = CliProject(tmp_path).write(execution={"workers": 1, "alerts": alerts}, gates=gates)
+        project.rowmill("build", "--skip-preflight")
+        monkeypatch.setattr(build_commands, "build_stages", Mock(side_effect=KeyboardInterrupt))
+        status = project.rowmill("build", "--alert", "--skip-preflight")
+
+    assert (status, receiver.received) == (130, [])
+
+
+def test_build_beside_another_tells_nobody_a_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = write_alerts(CliProject(tmp_path), {"kind": "webhook", "url_env": "HOOK"})
+    gone = PipelineError("the disk is gone")
+    with receiving() as receiver, ThreadPoolExecutor(4) as builds:
+        monkeypatch.setenv("HOOK", receiver.url)
+        said = list(builds.map(lambda _: alert_text.announce(project.project, errors=[gone]), range(4)))
+
+    assert (said, len(receiver.received)) == ([[]] * 4, 1)

@@ -43,13 +43,13 @@ def save_causes(store: Store, recipe: str, causes: Mapping[str, Cause], undelive
     _save_all(store, recipe, _load_all(store, recipe) | dict(causes), undelivered)
 
 
-def end_causes(store: Store, recipe: str, today: date) -> None:
-    """End all causes but today's warnings and publications, since a build passed."""
+def end_causes(store: Store, recipe: str, published: Mapping[str, Cause], today: date) -> None:
+    """End all causes but today's warnings and the build that trainers read, since a build passed."""
     known = _load_all(store, recipe)
     left = {
         name: cause
-        for name, cause in known.items()
-        if name.startswith(("warned", "published")) and cause.last == today.isoformat()
+        for name, cause in (dict(published) | known).items()
+        if name in published or (name.startswith("warned") and cause.last == today.isoformat())
     }
     if left != known:
         _save_all(store, recipe, left, list_undelivered(store, recipe))

@@ -170,16 +170,19 @@ def _run_build(args: argparse.Namespace) -> int:
         project = open_project(args)
         for missing in find_missing_secrets(project.recipe.execution.alerts):
             print(f"! {missing}", file=sys.stderr)
-        published, errors = alert_text.find_published_version(project), list[Exception]()
-        try:
-            return _try_and_build(args)
-        except Exception as error:
-            errors.append(error)
-            raise
-        finally:
-            is_new = alert_text.find_published_version(project) not in (None, published)
-            for problem in alert_text.announce(project, errors=errors, published=is_new):
+
+        def announce(*errors: Exception) -> None:
+            for problem in alert_text.announce(project, errors=errors):
                 print(f"! {problem}", file=sys.stderr)
+
+        # A build that somebody interrupted is told nobody.
+        try:
+            status = _try_and_build(args)
+        except Exception as error:
+            announce(error)
+            raise
+        announce()
+        return status
 
 
 def _try_and_build(args: argparse.Namespace) -> int:

@@ -49,12 +49,11 @@ class News:
     remedy: str = ""
 
 
-def announce(
-    project: Project, *, errors: Sequence[BaseException] = (), published: bool = False, overdue: str = ""
-) -> list[str]:
+def announce(project: Project, *, errors: Sequence[BaseException] = (), overdue: str = "") -> list[str]:
     """Tell what became of a build to everybody who is to hear of it; return the problems of delivery, one line each.
 
-    `errors` ended the build, `published` is whether trainers read a new one, `overdue` says how long there was none.
+    `errors` ended the build, `overdue` says how long there was none. That trainers read another build is told once,
+    whichever run published it: it may have been killed since, or have published a version that was built before.
 
     Nothing that goes wrong here is raised: the build is what it is.
     """
@@ -63,31 +62,37 @@ def announce(
         return []
     problems: list[str] = []
     try:
-        view = load_build_view(project)
-        today = datetime.now(UTC).date()
-        events = _list_news(view, errors, published=published, overdue=overdue)
-        for event, several in events.items():
-            news = {one.cause: one for one in several}
-            causes = load_causes(store, recipe.name, event, news, today)
-            targets = {identify_target(alert): alert for alert in recipe.execution.alerts if event in alert.on}
-            untold = [target for target in targets if any(target not in cause.told for cause in causes.values())]
-            if not untold:
-                continue
-            # First what nobody was told, then what has lasted longest.
-            ranked = sorted(
-                zip(causes.values(), news.values(), strict=True),
-                key=lambda pair: (targets.keys() <= {*pair[0].told}, -pair[0].nights),
-            )
-            message = compose_message(view, event, [one for _, one in ranked], ranked[0][0].nights)
-            # At once: one that hangs must neither hold up the others nor outlast the time that Dagster gives a sensor.
-            with ThreadPoolExecutor(len(untold)) as threads:
-                answers = list(threads.map(lambda target: deliver(targets[target], message), untold))  # noqa: B023
-            told = tuple(target for target, problem in zip(untold, answers, strict=True) if problem is None)
-            problems += [problem for problem in answers if problem is not None]
-            causes = {name: replace(cause, told=(*cause.told, *told)) for name, cause in causes.items()}
-            save_causes(store, recipe.name, causes, problems)
-        if published or not (view.missing or events.keys() & {"overdue", "failed", "blocked"}):
-            end_causes(store, recipe.name, today)
+        # Of two builds at once, the second finds whom the first has told.
+        with store.lock(f"{recipe.name}/.alerts.lock", what=f"{recipe.name}: its alerts"):
+            view = load_build_view(project)
+            today = datetime.now(UTC).date()
+            # Of the build that trainers read, notes are kept from the night on which it was told.
+            published = {version for version in [find_published_version(project)] if version is not None}
+            noted = load_causes(store, recipe.name, "published", published, today)
+            is_new = any(cause.nights == 1 for cause in noted.values())
+            events = _list_news(view, errors, published=is_new, overdue=overdue)
+            for event, several in events.items():
+                news = {one.cause: one for one in several}
+                causes = load_causes(store, recipe.name, event, news, today)
+                targets = {identify_target(alert): alert for alert in recipe.execution.alerts if event in alert.on}
+                untold = [target for target in targets if any(target not in cause.told for cause in causes.values())]
+                if not untold:
+                    continue
+                # First what nobody was told, then what has lasted longest.
+                ranked = sorted(
+                    zip(causes.values(), news.values(), strict=True),
+                    key=lambda pair: (targets.keys() <= {*pair[0].told}, -pair[0].nights),
+                )
+                message = compose_message(view, event, [one for _, one in ranked], ranked[0][0].nights)
+                # At once: one that hangs must neither hold up the others nor outlast the time that a sensor has.
+                with ThreadPoolExecutor(len(untold)) as threads:
+                    answers = list(threads.map(lambda target: deliver(targets[target], message), untold))  # noqa: B023
+                told = tuple(target for target, problem in zip(untold, answers, strict=True) if problem is None)
+                problems += [problem for problem in answers if problem is not None]
+                causes = {name: replace(cause, told=(*cause.told, *told)) for name, cause in causes.items()}
+                save_causes(store, recipe.name, causes, problems)
+            if not events.keys() & {"overdue", "failed", "blocked"} and (is_new or not view.missing):
+                end_causes(store, recipe.name, noted, today)
     except Exception as failure:  # noqa: BLE001  (an alert never changes what a build ends with)
         problems.append(f"{type(failure).__name__}: {failure}")
     return [f"an alert was not delivered: {problem}" for problem in problems]

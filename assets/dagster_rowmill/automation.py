@@ -178,9 +178,12 @@ def make_alert_sensors(project: Project, job: Any) -> list[dg.SensorDefinition]:
         return []
     running = dg.DefaultSensorStatus.RUNNING
 
+    def builds_recipe(run: dg.DagsterRun) -> bool:
+        # Conditions and *Materialize* run assets without the recipe's job, and may run those of several recipes.
+        return run.job_name == job.name or any(key.path[0] == name for key in run.asset_selection or ())
+
     @dg.run_failure_sensor(
         name=f"alert_failed_{dagster_name(name)}",
-        monitored_jobs=[job],
         default_status=running,
         description=f"Tells execution.alerts of {name} that a run failed, or that a check closed a gate.",
     )
@@ -190,21 +193,26 @@ def make_alert_sensors(project: Project, job: Any) -> list[dg.SensorDefinition]:
         for step in plan_steps(project):
             key = make_asset_key(step.key)
             places |= dict.fromkeys((key.to_python_identifier(), name_check_step(key)), "/".join(step.key[1:]))
+        failures = context.get_step_failure_events()
         errors = [
-            _make_error(places.get(str(event.step_key), str(event.step_key)), event.step_failure_data)
-            for event in context.get_step_failure_events()
-        ] or [PipelineError(context.failure_event.message or "the run failed")]
-        _log_each(context, alert_text.announce(project, errors=errors))
+            _make_error(places[str(event.step_key)], event.step_failure_data)
+            for event in failures
+            if event.step_key in places
+        ]
+        if not failures:
+            errors = [PipelineError(context.failure_event.message or "the run failed")]
+        if errors and builds_recipe(context.dagster_run):
+            _log_each(context, alert_text.announce(project, errors=errors))
 
     @dg.run_status_sensor(
         name=f"alert_finished_{dagster_name(name)}",
         run_status=dg.DagsterRunStatus.SUCCESS,
-        monitored_jobs=[job],
         default_status=running,
         description=f"Tells execution.alerts of {name} that trainers read a new build, or that a check warned.",
     )
     def finished(context: dg.RunStatusSensorContext) -> None:
-        _log_each(context, alert_text.announce(project))
+        if builds_recipe(context.dagster_run):
+            _log_each(context, alert_text.announce(project))
 
     sensors: list[dg.SensorDefinition] = [failed, finished]
     if execution.freshness is not None:

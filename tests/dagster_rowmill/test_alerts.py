@@ -1,5 +1,6 @@
 """Sensors of alerts: a broken night is told once, trainers keep their build, and the repaired one is told, too."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Generator, Iterator
@@ -13,6 +14,7 @@ from unittest.mock import Mock
 import dagster as dg
 import pytest
 import yaml
+from dagster._core.execution.submit_asset_runs import submit_asset_run
 from dagster._core.launcher.sync_in_memory_run_launcher import SyncInMemoryRunLauncher
 from dagster._core.remote_origin import InProcessCodeLocationOrigin
 from dagster._core.test_utils import create_test_daemon_workspace_context, freeze_time
@@ -26,6 +28,7 @@ from dagster._scheduler.scheduler import ScheduleIterationTimes, launch_schedule
 
 from dagster_rowmill import definitions
 from dagster_rowmill.names import make_asset_key
+from rowmill.build.steps import plan_steps
 from rowmill.reports import alert_text, report_page
 from tests.alerts.test_alerts import receiving
 from tests.support.ports import take_free_ports
@@ -64,6 +67,16 @@ class Nights:
             list(execute_sensor_iteration(self.workspace, logger, None, None))
         runs = [run for run in self.instance.get_runs() if run.run_id not in before]
         return [run for run in runs if run.job_name.startswith("rebuild_")]
+
+    def materialize(self, tiny: Tiny, now: datetime) -> str:
+        """Run all assets of a recipe without its job, and let the daemon do what is due; return how the run ended."""
+        wanted = dg.RunRequest(asset_selection=[make_asset_key(step.key) for step in plan_steps(tiny.project)])
+        loaded, logger = self.workspace.create_request_context(), logging.getLogger("daemon")
+        with freeze_time(now):
+            run = asyncio.run(submit_asset_run(None, wanted, 0, self.instance, self.workspace, loaded, {}, {}, logger))
+        self.wait_until(now)
+        [record] = self.instance.get_run_records(dg.RunsFilter([run.run_id]))
+        return record.dagster_run.status.value
 
 
 @pytest.fixture
@@ -177,6 +190,27 @@ def test_failures_of_different_steps_are_both_told_and_the_same_one_once(
     assert said[1][0].startswith("tasks/raw_dataset: found no data at data/tasks.jsonl (")
     assert said[1][1].startswith("also chats/raw_dataset: found no data at data/chats.jsonl (")
     assert (said[1][0].endswith(" (and 1 more)"), len(said)) == (True, 3)
+
+
+@pytest.mark.slow
+@ENVIRONMENT_VARIABLES
+def test_assets_that_run_without_the_job_are_told_to_their_recipe_alone(
+    tmp_path: Path, nights: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As conditions (`automation: on_change`) and *Materialize* run them."""
+    with receiving() as receiver:
+        monkeypatch.setenv("HOOK", receiver.url)
+        with dg.DagsterInstance.get() as instance:
+            tinies = [Tiny(tmp_path, instance, name).write(execution={"alerts": ALERTS}) for name in ("tiny", "other")]
+        daemon: Nights = nights()
+        daemon.wait_until(datetime(2026, 11, 1, 1, tzinfo=UTC))
+        statuses = [daemon.materialize(tinies[0], datetime(2026, 11, 1, 2, tzinfo=UTC))]
+        (tmp_path / "data" / "chats.jsonl").unlink()
+        statuses.append(daemon.materialize(tinies[0], datetime(2026, 11, 1, 3, tzinfo=UTC)))
+
+    assert statuses == ["SUCCESS", "FAILURE"]
+    assert [message["title"] for message in receiver.received] == ["tiny: published", "tiny: failed"]
+    assert receiver.received[1]["lines"][0].startswith("chats/raw_dataset: found no data at data/chats.jsonl (")
 
 
 @contextmanager

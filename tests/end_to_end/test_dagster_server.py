@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 import yaml
 
+from dagster_rowmill.factory import CORES_POOL
 from tests.support.cli_project import CliProject
 from tests.support.dagster_server import ROOT, Server, eventually, serving
 from tests.support.tiny_project import Tiny
@@ -53,7 +54,9 @@ def test_run_over_broken_data_builds_no_rank(tiny: Tiny, server: Server) -> None
 
 
 @pytest.mark.campaign
-def test_run_that_is_killed_is_noticed_started_again_and_leaves_yesterday_readable(tiny: Tiny) -> None:
+def test_run_that_is_killed_is_noticed_started_again_and_leaves_yesterday_readable(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = tiny.folder / "home"
     home.mkdir()
     settings = yaml.safe_load(SETTINGS.read_text())
@@ -64,9 +67,16 @@ def test_run_that_is_killed_is_noticed_started_again_and_leaves_yesterday_readab
     tiny.write(rows=4_000)
     with serving(tiny.path.parent, Path(tiny.store), home) as server:
         run = server.launch("rebuild_tiny")
-        eventually(lambda: server.materialized("tiny", "chats.raw_dataset"), "the run has begun")
+        # Not its first output: the page has that of the build before.
+        eventually(lambda: server.run_status(run) == "STARTED", "the run has begun")
         os.kill(server.process_of(run), signal.SIGKILL)
 
+        # As if it had died within a stage that uses every core.
+        monkeypatch.setenv("DAGSTER_HOME", str(home))
+        with dg.DagsterInstance.get() as instance:
+            pools = instance.event_log_storage
+            pools.initialize_concurrency_limit_to_default(CORES_POOL)
+            pools.claim_concurrency_slot(CORES_POOL, run, "died")
         after_kill = tiny.sequences()
         assert server.ended_run(run) == "FAILURE"
         again = eventually(lambda: _retry_of(server, run), "the run was started again")

@@ -20,6 +20,7 @@ from tests.support.export_cases import terms
 CHATS: dict[str, Any] = {"source": {"train_urls": ["chats.jsonl"]}, "format": {"kind": "chat"}}
 TEXT: dict[str, Any] = {"source": {"train_urls": ["text.jsonl"]}, "format": {"kind": "text"}}
 PAIRS: dict[str, Any] = {"source": {"train_urls": ["pairs.jsonl"]}, "format": {"kind": "preference"}}
+UNPAIRED: dict[str, Any] = {**PAIRS, "format": {**PAIRS["format"], "objective": "unpaired"}}
 PROMPTS: dict[str, Any] = {"source": {"train_urls": ["prompts.jsonl"]}, "format": {"kind": "prompts"}}
 OPEN: dict[str, Any] = {**TEXT, "packing": {"block_cross_document_attention": False}}
 
@@ -137,6 +138,27 @@ def test_missing_library_is_named_with_its_extra(
         ({"kind": "astrai_bin"}, {"text": OPEN, "chats": CHATS}, "sft, which separates all segments, but attention of"),
         ({"kind": "megatron_bridge", "pad_segments_to": 4}, {"text": OPEN}, "plan segments again, but attention of"),
         ({"kind": "megatron_bridge", "pack_size": 128}, {"text": OPEN}, "plan segments again, but attention of"),
+        *[
+            ({"kind": "trl_preference", **options}, {"rows": rows}, said)
+            for rows, options, said in (
+                (CHATS, {}, "kind trl_preference cannot hold datasets.rows, whose objective is next_token"),
+                (UNPAIRED, {"trainer": "dpo"}, "trainer: dpo with datasets.rows, whose objective is unpaired"),
+                (PAIRS, {"trainer": "kto"}, "trainer: kto with datasets.rows, whose objective is paired"),
+                (PAIRS, {"trainer": "reward", "kl_block": 4}, "kl_block with trainer: reward"),
+                (UNPAIRED, {"trainer": "kto", "kl_block": 1}, "exports.0.kl_block"),
+            )
+        ],
+        ({"kind": "rl_prompts", "layout": "skyrl"}, {"rows": PROMPTS}, "env_class: null with layout: skyrl"),
+        (
+            {"kind": "rl_prompts", "layout": "trl", "env_class": "gsm8k"},
+            {"rows": PROMPTS},
+            "env_class: gsm8k with layout: trl",
+        ),
+        (
+            {"kind": "rl_prompts", "layout": "tinker"},
+            {"rows": PROMPTS},
+            "exports.0.layout: must be verl, skyrl, trl, openrlhf, open_instruct or nemo_rl",
+        ),
     ],
 )
 def test_impossible_combination_is_refused_at_load(

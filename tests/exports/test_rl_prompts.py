@@ -165,18 +165,3 @@ def test_prompts_that_a_layout_cannot_hold_are_counted_with_the_first(
     assert f"exports.mine: layout {options.get('layout', 'verl')} cannot hold all prompts: {said}" in message
     assert message.count(" is the first)") == 1
     assert not list(workspace.store.rglob("exports/**/manifest.json"))
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"layout": "skyrl"}, "env_class: null with layout: skyrl"),
-        ({"layout": "trl", "env_class": "gsm8k"}, "env_class: gsm8k with layout: trl"),
-        ({"layout": "tinker"}, "exports.0.layout: must be verl, skyrl, trl, openrlhf, open_instruct or nemo_rl"),
-    ],
-)
-def test_impossible_options_are_refused_at_load(tmp_path: Path, options: dict[str, Any], said: str) -> None:
-    workspace = _build(tmp_path, [_record(0)], {"name": "mine", **options})
-    with pytest.raises(ConfigError) as error:
-        _ = workspace.project
-    assert said in str(error.value)

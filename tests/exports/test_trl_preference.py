@@ -15,7 +15,7 @@ from rowmill.stages.exports import format_trainer_pointer
 from tests.support.built_exports import load_rows, open_built_export
 from tests.support.messages import assistant, user
 from tests.support.preferences import preference, preference_workspace
-from tests.support.recipes import CHAT, Built, Workspace, sentence
+from tests.support.recipes import Built, Workspace, sentence
 
 pytestmark = pytest.mark.slow
 
@@ -151,25 +151,6 @@ def test_answer_with_untrained_tokens_inside_is_refused_or_accepted(tmp_path: Pa
     answers = [_sides(one)[0][1] for one in built.examples("rows")]
     assert Counter(tuple(row["chosen_ids"]) for row in rows) == Counter(answers)
     assert len(load_rows(built, "reward")) == 4
-
-
-@pytest.mark.parametrize(
-    ("form", "export", "said"),
-    [
-        (CHAT, {}, "kind trl_preference cannot hold datasets.rows, whose objective is next_token"),
-        (MARKED, {"trainer": "dpo"}, "trainer: dpo with datasets.rows, whose objective is unpaired"),
-        (PAIRS, {"trainer": "kto"}, "trainer: kto with datasets.rows, whose objective is paired"),
-        (PAIRS, {"trainer": "reward", "kl_block": 4}, "kl_block with trainer: reward"),
-        (MARKED, {"trainer": "kto", "kl_block": 1}, "exports.0.kl_block"),
-    ],
-)
-def test_recipe_that_the_trainer_cannot_take_is_refused(
-    tmp_path: Path, form: dict[str, Any], export: dict[str, Any], said: str
-) -> None:
-    workspace = _with_exports(tmp_path, form, {"name": "mine", **export})
-    with pytest.raises(ConfigError) as error:
-        _ = workspace.project
-    assert said in str(error.value)
 
 
 def test_pointer_shows_the_subclass_and_no_limit_of_trl(pairs: Built) -> None:

@@ -199,32 +199,6 @@ def test_splits_by_time_and_duplicates_stand_beside_it(tmp_path: Path) -> None:
     assert query_views(workspace.project.store, "select count(*) from contamination")[1] == [(1,)]
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"coverage": 0}, "coverage"),
-        ({"ngram": 1}, "ngram"),
-        ({"benchmarks": []}, "benchmarks"),
-        ({"benchmarks": [{"name": "a", "urls": ["a.doc"], "fields": ["q"]}]}, "has no known suffix"),
-        ({"benchmarks": [{"name": "a", "urls": ["a.jsonl"], "fields": ["q"]}] * 2}, "2 are called 'a'"),
-    ],
-)
-def test_wrong_options_are_refused(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
-    workspace = Workspace(tmp_path).one("rows.jsonl", [chat(0)], filters=decontaminate("data/items.jsonl", **changes))
-
-    with pytest.raises(ConfigError, match=problem):
-        _ = workspace.project
-
-
-def test_records_do_not_read_the_filter(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path).one(
-        "rows.jsonl", [{"a": 1}], {"kind": "records"}, filters=decontaminate("data/items.jsonl")
-    )
-
-    with pytest.raises(ConfigError, match=r"filters\.decontaminate: a records dataset does not read this option"):
-        _ = workspace.project
-
-
 def tokens(*texts: str) -> list[dict[str, Any]]:
     """Return rows of token ids, with a control token at their end."""
     encoder = Tokenizer.from_str(tokenizer_json())

@@ -10,10 +10,10 @@ import pytest
 from dagster_rowmill.definitions import build_definitions
 from dagster_rowmill.names import make_asset_key
 from rowmill.build import runner, steps
-from rowmill.core.errors import ConfigError, GateError, SourceError
+from rowmill.core.errors import GateError, SourceError
 from rowmill.inspection import inspect
 from rowmill.schema.manifest import StageKey
-from tests.support.recipes import CHAT, LENIENT, TO_ROWS, Built, Workspace
+from tests.support.recipes import LENIENT, TO_ROWS, Built, Workspace
 from tests.support.tables import records
 
 pytestmark = pytest.mark.slow
@@ -177,24 +177,3 @@ def test_source_without_generated_records_says_what_to_run(trained: Workspace) -
 
     with pytest.raises(SourceError, match=r"mini/rows were never built in this storage; .* run `rowmill parse mini`"):
         runner.build(project, only=["raw_dataset"])
-
-
-@pytest.mark.parametrize(
-    ("datasets", "message"),
-    [
-        ({"synthetic": synthetic("synthetic")}, r"synthetic\.source\.generated: 'synthetic' is not another dataset"),
-        ({"synthetic": synthetic("nothing")}, "'nothing' is not another dataset of this recipe .* there is rows"),
-        ({"a": synthetic("b"), "b": synthetic("a")}, "'b' is not another dataset"),
-        ({"synthetic": {**synthetic("rows"), "format": CHAT}}, "holds records of a table, but format.kind is chat"),
-        ({"synthetic": synthetic("rows", stage="packed_shards")}, r"source\.stage"),
-        ({"synthetic": synthetic("a/b/c")}, "expected DATASET or RECIPE/DATASET, got 'a/b/c'"),
-    ],
-)
-def test_source_of_a_dataset_without_generation_is_a_config_error(
-    tmp_path: Path, datasets: dict[str, Any], message: str
-) -> None:
-    workspace = Workspace(tmp_path)
-    workspace.recipe({"rows": sales(workspace), **datasets}, seq_len=1024)
-
-    with pytest.raises(ConfigError, match=message):
-        _ = workspace.project

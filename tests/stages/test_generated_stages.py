@@ -368,32 +368,6 @@ def test_grouped_records_are_generated_until_there_are_enough(grouped: Workspace
     assert made.facts["series"] == 0
 
 
-@pytest.mark.parametrize(
-    ("generation", "message", "times"),
-    [
-        ({"prefill": "records"}, "real records", {"start_timestamp": "a", "stop_timestamp": "b"}),
-        ({}, "stop_timestamp: null under privacy", {"start_timestamp": "2024-01-01T00:00:00"}),
-        ({}, "start_timestamp: null under privacy", {"stop_timestamp": "2024-01-01T00:00:00"}),
-        ({"patience": 0}, r"generation\.patience", None),
-        ({"top_p": 1.5}, r"generation\.top_p", None),
-        ({"samples_per_prompt": True}, r"generation\.samples_per_prompt", None),
-        ({"max_records_per_group": 0}, r"generation\.max_records_per_group", None),
-        ({"backend": {"kind": "http"}}, r"generation\.backend.*'http' is not a kind; choose callable, openai", None),
-        ({"validation": {"group_by_fix": True}}, r"generation\.validation\.group_by_fix: unknown key", None),
-        ({"temprature": 1}, r"generation\.temprature: unknown key.*did you mean temperature", None),
-    ],
-)
-def test_bad_option_of_generation_or_one_that_would_publish_private_rows_is_refused(
-    tmp_path: Path, generation: Any, message: str, times: dict[str, str] | None
-) -> None:
-    """Privacy is on where times are given."""
-    private = {**SERIES, "privacy": {"dp_enabled": True}, "time_series": {"is_timeseries": True, **(times or {})}}
-    workspace = recipe(Workspace(tmp_path), SALES, GROUPED if times is None else private, generation)
-
-    with pytest.raises(ConfigError, match=message):
-        _ = workspace.project
-
-
 # ── Commands ───────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rowmill.build import gc
 from rowmill.build.runner import run_step
 from rowmill.build.steps import plan_steps
-from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError
+from rowmill.core.errors import DamagedFileError, IntegrityError
 from rowmill.inspection.trace import trace_sequence
 from rowmill.reader import Reader
 from rowmill.reader.layouts import LayoutName
@@ -293,12 +293,3 @@ def test_trace_and_garbage_collection_follow_the_references(tmp_path: Path) -> N
 
     gc.collect_garbage(index.project, keep=1, dry_run=False)
     require_equal(copied, index)
-
-
-def test_index_of_shared_prefixes_is_refused(tmp_path: Path) -> None:
-    packing = {"share_prefixes": True, "layout": "index"}
-    workspace = Workspace(tmp_path).recipe({"rows": {"source": {"train_urls": ["a.jsonl"]}, "packing": packing}})
-    with pytest.raises(
-        ConfigError, match=r"share_prefixes: true with layout: index; .*; delete layout, or share_prefix"
-    ):
-        _ = workspace.project

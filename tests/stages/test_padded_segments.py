@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rowmill.core.errors import ConfigError
 from rowmill.inspection.trace import trace_sequence, view_sequence
 from rowmill.reader import Reader
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
-from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, pair, sentence
+from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, sentence
 
 MULTIPLE = 16
 EXPORTS = [{"kind": "native", "name": "native"}, {"kind": "hf", "name": "hf"}]
@@ -21,13 +20,11 @@ def build(
 ) -> Built:
     """Build rows in several files with an export of the native form and one of single segments."""
     workspace = Workspace(folder)
-    urls = [workspace.write(f"{i}.jsonl", rows[i::3]) for i in range(3)]
-    dataset = {"source": {"train_urls": urls}, "format": kind, "packing": packing, "splits": {"validation": 0.2}}
-    exports = EXPORTS if kind == CHAT else []
-    partitions = {"world_size": 2, "layout": layout}
-    return workspace.recipe(
-        {"rows": dataset}, exports=exports, mixture={"batch_size": 6}, partitions=partitions
-    ).build()
+    contents = {f"{i}.jsonl": rows[i::3] for i in range(3)}
+    dataset = workspace.files(contents, kind, packing=packing, splits={"validation": 0.2})
+    exports, partitions = EXPORTS if kind == CHAT else [], {"world_size": 2, "layout": layout}
+    changes = {"exports": exports, "mixture": {"batch_size": 6}, "partitions": partitions}
+    return workspace.recipe({"rows": dataset}, **changes).build()
 
 
 CHATS = [chat(i, turns=1 + i % 4) for i in range(60)]
@@ -243,37 +240,8 @@ def _cut_sides(example: dict[str, Any]) -> tuple[list[int], list[int]]:
     return example["input_ids"][:first], example["input_ids"][first:]
 
 
-@pytest.mark.parametrize(
-    ("packing", "changes", "message"),
-    [
-        ({"segment_multiple_of": 7}, {}, "7 does not divide seq_len 256"),
-        ({"segment_multiple_of": 8}, {"other": 4}, "packing.segment_multiple_of: 4, and datasets.rows has 8"),
-    ],
-)
-def test_impossible_multiples_are_refused(
-    tmp_path: Path, packing: dict[str, Any], changes: dict[str, int], message: str
-) -> None:
-    workspace = Workspace(tmp_path)
-    source = {"train_urls": [workspace.write("a.jsonl", [pair(0) | chat(0)])]}
-    datasets = {"rows": {"source": source, "format": CHAT, "packing": packing}}
-    datasets |= {
-        name: {"source": source, "format": CHAT, "packing": {"segment_multiple_of": multiple}}
-        for name, multiple in changes.items()
-    }
-
-    with pytest.raises(ConfigError, match=message):
-        _ = workspace.recipe(datasets).project
-
-
 def test_default_length_of_a_side_leaves_its_padding_space(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    dataset = workspace.dataset(
-        "a.jsonl",
-        [{"prompt": "a", "chosen": "b", "rejected": "c"}],
-        {"kind": "preference"},
-        packing={"segment_multiple_of": 8},
-    )
+    packing = {"segment_multiple_of": 8}
+    workspace = Workspace(tmp_path).one("a.jsonl", [], {"kind": "preference"}, packing=packing, seq_len=280)
 
-    assert workspace.recipe({"rows": dataset}, seq_len=280).project.recipe.limit_of("rows") == 136
-    with pytest.raises(ConfigError, match="at most 136 fit into seq_len 280"):
-        _ = workspace.recipe({"rows": dataset | {"truncation": {"max_length": 140}}}, seq_len=280).project
+    assert workspace.project.recipe.limit_of("rows") == 136

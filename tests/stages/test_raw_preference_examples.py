@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from rowmill.core.errors import ConfigError
 from rowmill.schema.rows import Rejected
 from tests.support.recipes import Workspace, sentence, tokenizer_json
 from tests.support.row_reading import read
@@ -113,10 +112,3 @@ def test_unpaired_and_cut_answers(tmp_path: Path) -> None:
 
     assert [(one["sides"], one["tokens"] <= 20) for one in examples] == [([1], True), ([1], True), ([0], True)]
     assert examples[0]["tokens_cut"] > 0
-
-
-def test_end_of_text_of_rendered_sides_is_refused(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path).one("a.jsonl", [_record(0)], {"kind": "preference", "add_eos": False})
-
-    with pytest.raises(ConfigError, match=r"format\.add_eos: false with text: template"):
-        _ = workspace.project

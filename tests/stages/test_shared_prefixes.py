@@ -480,64 +480,6 @@ def test_texts_and_pairs_share_tokens_anywhere(tmp_path: Path, kind: dict[str, A
 # ── What cannot be shared ──────────────────────────────────────────────────────────────────────────
 
 
-@for_each("case", [
-    ({"packing": {"min_shared": 8}}, {}, "min_shared: 8 without share_prefixes"),
-    ({"packing": {**SHARED, "pack_strategy": "greedy"}}, {}, "share_prefixes: true with pack_strategy: greedy"),
-    ({"packing": {**SHARED, "pack": 3}}, {}, "share_prefixes: true with pack: 3"),
-    ({"packing": {**SHARED, "segment_multiple_of": 4}}, {}, "share_prefixes: true with segment_multiple_of: 4"),
-    ({"packing": {**SHARED, "layout": "index"}}, {}, "share_prefixes: true with layout: index"),
-    ({"packing": {**SHARED, "store_domains": True}}, {}, "share_prefixes: true with store_domains: true"),
-    ({"packing": {**SHARED, "block_cross_document_attention": False}}, {}, "block_cross_document_attention: false"),
-    ({"packing": SHARED}, {"partitions": {"world_size": 1, "balance": "flops"}}, "partitions.balance: flops with"),
-    ({"packing": SHARED}, {"mixture": {"num_validation_sequences": {"rows": 2}}}, "num_validation_sequences.rows"),
-    ({"packing": SHARED}, {"exports": [{"kind": "native", "name": "n"}]}, "kind native cannot store the trees"),
-    ({"packing": SHARED}, {"exports": [{"kind": "axolotl", "name": "a"}]}, "kind axolotl cannot store the trees"),
-])  # fmt: skip
-def test_what_cannot_be_said_of_trees_is_refused_when_the_recipe_is_loaded(
-    tmp_path: Path, case: tuple[dict[str, Any], dict[str, Any], str]
-) -> None:
-    groups, changes, expected = case
-    workspace = Workspace(tmp_path)
-    workspace.one("rows.jsonl", [chat(0)], **groups, **changes)
-
-    with pytest.raises(ConfigError) as refused:
-        _ = workspace.project
-
-    assert expected in str(refused.value)
-    assert str(refused.value).count(";") >= 2
-
-
-@for_each("everywhere", [False, True])
-def test_preferences_are_refused_in_words_that_lead_out(tmp_path: Path, everywhere: bool) -> None:
-    workspace = Workspace(tmp_path)
-    pairs = {"source": {"train_urls": ["pairs.jsonl"]}, "format": {"kind": "preference"}}
-    if everywhere:
-        rows = {"source": {"train_urls": ["rows.jsonl"]}, "format": CHAT}
-        workspace.recipe({"rows": rows, "pairs": pairs}, defaults={"packing": SHARED})
-        expected = r"datasets\.rows\.packing\.share_prefixes: true beside datasets\.pairs, .*; move one of them"
-    else:
-        workspace.recipe({"pairs": {**pairs, "packing": SHARED}})
-        expected = (
-            r"packing\.(share_prefixes|min_shared): a preference dataset does not read this option; .*; delete it"
-        )
-
-    with pytest.raises(ConfigError, match=expected):
-        _ = workspace.project
-
-
-def test_datasets_that_differ_in_sharing_are_refused(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    dataset = workspace.dataset("rows.jsonl", [chat(0)])
-    workspace.recipe({"rows": {**dataset, "packing": SHARED}, "others": dataset})
-
-    expected = (
-        r"datasets\.others\.packing\.share_prefixes: false, and datasets\.rows has true; .*; set it in defaults, and "
-        r"min_shared: 257 in the dataset that must not share"
-    )
-    with pytest.raises(ConfigError, match=expected):
-        _ = workspace.project
-
-
 def test_dataset_that_must_not_share_is_mixed_with_one_that_does(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     source = {"source": {"train_urls": [workspace.write("rows.jsonl", branching_chats())]}, "format": CHAT}

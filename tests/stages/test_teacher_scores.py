@@ -21,7 +21,6 @@ import yaml
 from rowmill.build.steps import plan_steps
 from rowmill.cli.error_boundary import ExitStatus
 from rowmill.cli.main import main
-from rowmill.core.errors import ConfigError
 from rowmill.reader import Reader
 from rowmill.schema.manifest import Manifest
 from rowmill.stages import teacher_scores
@@ -530,22 +529,6 @@ def test_key_is_sent_and_written_nowhere(built: Workspace, monkeypatch: pytest.M
     assert {headers["Authorization"] for headers in server.headers} == {"Bearer secret-key-7"}
     files = [file for file in built.folder.rglob("*") if file.is_file()]
     assert not [file for file in files if b"secret-key-7" in file.read_bytes()]
-
-
-@pytest.mark.parametrize(
-    ("dataset", "message"),
-    [
-        ({"format": {"kind": "chat"}, "loss": {"weights": True}}, "teacher with loss.weights: true"),
-        ({"format": {"kind": "chat"}, "loss": {"prompt_weight": 0.1}}, "teacher with loss.prompt_weight: 0.1"),
-        ({"format": {"kind": "prompts"}}, "teacher: prompts rows have the objective prompts"),
-    ],
-)
-def test_teacher_of_other_examples_is_refused(tmp_path: Path, dataset: dict[str, Any], message: str) -> None:
-    unheard = {"base_url": NOWHERE, "model": "m"}
-    source = {"train_urls": ["data/a.jsonl"]}
-    workspace = Workspace(tmp_path).recipe({"rows": {"source": source, "teacher": unheard, **dataset}})
-    with pytest.raises(ConfigError, match=message):
-        _ = workspace.project
 
 
 # ── One answer ─────────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill.checks.judge import CheckResult
-from rowmill.core.errors import ConfigError
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.manifest import Manifest
 from rowmill.stages.tokenized_examples.text_parts import cut_batches
@@ -191,11 +190,6 @@ def test_pair_ids_equal_prompt_ids_plus_answer_ids(tmp_path: Path) -> None:
 
 
 # ── Whole parts ────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_pair_joined_by_an_id_is_not_encoded_whole(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"loss\.boundary: whole"):
-        Workspace(tmp_path).one("a.jsonl", [pair(0)], PAIR | {"separate_with": 1}, loss={"boundary": "whole"}).build()
 
 
 @pytest.mark.slow

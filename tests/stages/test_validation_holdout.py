@@ -68,15 +68,13 @@ def rows_of_users(count: int, first: int = 0) -> list[dict[str, Any]]:
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     workspace = Workspace(tmp_path_factory.mktemp("carved"))
     bad = {"messages": [{"role": "user", "content": "unanswered"}], "user": "u3"}
-    chats = workspace.write("chats.jsonl", [*rows_of_users(120), bad])
-    others = workspace.write("others.jsonl", rows_of_users(60, first=500))
-    texts = workspace.write("texts.jsonl", [document(i, words=30) for i in range(60)])
-    by_user = {"format": CHAT, "splits": {"group_key": "user"}}
+    by_user = {"splits": {"group_key": "user"}}
+    others, alone = rows_of_users(60, first=500), {"pack": False}
     return workspace.recipe(
         {
-            "packed": {**by_user, "source": {"train_urls": [chats]}},
-            "single": {**by_user, "source": {"train_urls": [others]}, "packing": {"pack": False}},
-            "texts": {"source": {"train_urls": [texts]}, "format": TEXT},
+            "packed": workspace.dataset("chats.jsonl", [*rows_of_users(120), bad], **by_user),
+            "single": workspace.dataset("others.jsonl", others, **by_user, packing=alone),
+            "texts": workspace.dataset("texts.jsonl", [document(i, words=30) for i in range(60)], TEXT),
         },
         defaults={"splits": {"validation": 0.3}},
         mixture={"num_validation_sequences": WANTED},
@@ -173,40 +171,12 @@ def test_second_build_reuses_everything_and_another_number_only_packs_again(work
 # ── What cannot be ─────────────────────────────────────────────────────────────────────────────────
 
 
-def one(folder: Path, wanted: int, groups: dict[str, Any], source: dict[str, Any] | None = None) -> Workspace:
-    workspace = Workspace(folder)
-    urls = {"train_urls": [workspace.write("chats.jsonl", rows_of_users(6))], **(source or {})}
-    dataset = {"source": urls, "format": CHAT, **groups}
-    return workspace.recipe({"rows": dataset}, mixture={"num_validation_sequences": {"rows": wanted}})
+def test_number_of_more_sequences_than_there_are_is_refused(tmp_path: Path) -> None:
+    held = {"num_validation_sequences": {"rows": 90}}
+    workspace = Workspace(tmp_path).one("chats.jsonl", rows_of_users(6), mixture=held)
 
-
-def test_number_of_too_many_sequences_or_of_an_unknown_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"num_validation_sequences\.rows: 90 sequences; .* fill \d+; lower it"):
-        one(tmp_path, 90, {}).build()
-
-    workspace = one(tmp_path, 1, {})
-    text = workspace.config.read_text(encoding="utf-8")
-    workspace.config.write_text(
-        text.replace("num_validation_sequences:\n    rows:", "num_validation_sequences:\n    rosw:")
-    )
-
-    with pytest.raises(ConfigError, match="'rosw' is not a dataset"):
-        _ = workspace.project
-
-
-@pytest.mark.parametrize(
-    ("groups", "source"),
-    [
-        ({"splits": {"validation": 0.1}}, None),
-        ({"splits": {"time_key": "t", "boundaries": {"test": 5}}}, None),
-        ({}, {"validation_urls": ["data/held.jsonl"]}),
-    ],
-)
-def test_number_beside_another_way_to_hold_out_is_refused(
-    tmp_path: Path, groups: dict[str, Any], source: dict[str, Any] | None
-) -> None:
-    with pytest.raises(ConfigError, match="only one of the two can decide which rows are held out"):
-        _ = one(tmp_path, 1, groups, source).project
+        workspace.build()
 
 
 @pytest.mark.slow

@@ -181,6 +181,14 @@ class Workspace:
             urls["validation_urls"] = [self.write(f"held-{name}", held)]
         return {"source": urls, "format": kind, **groups}
 
+    def files(
+        self, contents: "Mapping[str, bytes | Iterable[Mapping[str, Any]]]", kind: Mapping[str, Any] = CHAT,
+        **groups: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Write files, by name; return the options of a dataset of them in that order."""
+        urls = [self.write(name, content) for name, content in contents.items()]
+        return {"source": {"train_urls": urls}, "format": kind, **groups}
+
     def one(
         self, name: str, content: "bytes | Iterable[Mapping[str, Any]]", kind: Mapping[str, Any] = CHAT, **options: Any
     ) -> "Workspace":

@@ -1,6 +1,8 @@
-"""Shares of a build: together they make what one build makes, and none of them publishes."""
+"""Shares of a build: they make what one build makes, none of them publishes, and other versions are refused."""
 
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from tests.support.recipes import CHAT, Built, Workspace, chat
 from tests.support.tables import as_csv, purchases, records
 
 pytestmark = pytest.mark.usefixtures("small_parts")
+
 TOTAL = 3
 # Small groups, so that there are several to share.
 PACKING = {"group_tokens": 4096}
@@ -191,3 +194,55 @@ def test_work_on_a_stage_without_shares_is_refused(tmp_path: Path) -> None:
     workspace = write_chats(tmp_path)
     with pytest.raises(ConfigError, match=r"--only gpu_partitions: .* in shares; there are canonical_rows, .* build"):
         share.make_share(workspace.project, Share(1, 1), only=["gpu_partitions"])
+
+
+STAGE = "canonical_rows"
+MIXED = r"mini/rows/canonical_rows: share 1/3 was made with pyarrow 9.0 instead of .*; the same versions .* rowmill gc"
+
+
+@contextmanager
+def on_another_host() -> Generator[None]:
+    """Have another version of a package that decides bytes."""
+    other = prepare.describe_versions() | {"pyarrow": "9.0"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "describe_versions", lambda: other)
+        yield
+
+
+@pytest.fixture
+def begun(scanned: Workspace) -> Workspace:
+    """Return a project in which another host has made a share of rows."""
+    with on_another_host():
+        assert make_first(scanned, STAGE).made
+    return scanned
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_another_share_is_refused_and_makes_nothing(begun: Workspace, number: int) -> None:
+    parts_and_records = ("part.json", f"{prepare.SHARE_VERSIONS_FOLDER}/*")
+    before = [sorted(begun.store.rglob(pattern)) for pattern in parts_and_records]
+    with pytest.raises(ConfigError, match=MIXED):
+        share.make_share(begun.project, Share(number, TOTAL), only=[STAGE])
+    assert [sorted(begun.store.rglob(pattern)) for pattern in parts_and_records] == before
+
+
+def test_a_build_takes_no_such_part_until_they_are_removed(begun: Workspace, plain: Built) -> None:
+    with pytest.raises(ConfigError, match=MIXED):
+        begun.build()
+    assert not list(begun.store.rglob(f"{STAGE}/manifests/*"))
+
+    gc.collect_garbage(begun.project, keep=1, dry_run=False)
+    built = begun.build()
+    assert built.report("rows", STAGE).parts_reused == 0
+    assert built.digests() == plain.digests()
+
+
+def test_a_build_of_the_shares_ends_their_records(begun: Workspace, plain: Built) -> None:
+    with on_another_host():
+        make_all_shares(begun, STAGE)
+        built = begun.build()
+
+    assert built.report("rows", STAGE).parts_reused > 0
+    assert not list(begun.store.rglob(prepare.SHARE_VERSIONS_FOLDER))
+    # Parts that an output names are reused after an upgrade, as ever.
+    assert begun.build().digests() == plain.digests()

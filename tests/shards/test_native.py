@@ -1,4 +1,4 @@
-"""Native shards: the specification's vector, reading back, conservation, gathering in any order."""
+"""Native shards: the specification's vector, reading back, conservation, gathering in any order, and padding."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -17,7 +17,7 @@ from rowmill.packing import pack_plan
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.manifest import File
 from rowmill.shards import host_scratch, native
-from rowmill.shards.native import Segments
+from rowmill.shards.native import Segments, drop_padding
 from tests.support.export_cases import sequences
 from tests.support.tiers import draw
 
@@ -36,12 +36,18 @@ def _segments(parts: list[tuple[list[int], list[int]]], per_sequence: list[int])
     )
 
 
-def _table(segments: Segments, *, blocked: bool = True) -> pa.Table:
+def _table(segments: Segments, *, blocked: bool = True, multiple: int = 0) -> pa.Table:
+    """Return a shard of segments, each filled up to a multiple if there is one."""
     ranges = np.stack([segments.starts, np.diff(segments.offsets).astype(np.int32)], axis=1)
     plan = pack_plan.SequencePlan(segments.sequence_offsets, np.arange(len(ranges)), ranges)
     lengths, offsets = pack_plan.attention_spans(plan, block_cross_document_attention=blocked)
     trained = pack_plan.mark_targets(segments.ids, segments.trained, lengths, ignore_token_id=None)
-    return native.make_shard_table(replace(segments, trained=trained), lengths, offsets, dataset="d")
+    segments = replace(segments, trained=trained)
+    if not multiple:
+        return native.make_shard_table(segments, lengths, offsets, dataset="d")
+    own = pack_plan.count_padding(plan, multiple, block_cross_document_attention=blocked)
+    padded = lengths + (own if blocked else np.add.reduceat(own, plan.sequence_offsets[:-1]))
+    return native.make_shard_table(segments, padded, offsets, dataset="d", padding=native.Padding(own, 9))
 
 
 def _back(table: pa.Table) -> pa.Table:
@@ -186,3 +192,54 @@ def test_lists_of_a_shard_are_compressed_and_only_single_values_have_statistics(
     assert {path for path, one in found.items() if one.compression == "ZSTD"} == listed
     assert {path for path, one in found.items() if one.is_stats_set} == set(found) - listed
     assert {"input_ids.list.element", "labels.list.element", "position_ids.list.element"} <= listed
+
+
+LENGTHS = [3, 5, 2, 4]
+"""Two sequences: segments of 3 and 5 tokens, then of 2 and 4."""
+
+
+def _make_padded(multiple: int, *, blocked: bool) -> pa.Table:
+    ids = range(10, 10 + sum(LENGTHS))
+    parts = [
+        ([*ids[end - length : end]], [1] * length) for end, length in zip(np.cumsum(LENGTHS), LENGTHS, strict=True)
+    ]
+    weights = {WEIGHT_COLUMN: np.ones(len(ids), np.float32)}
+    return _table(replace(_segments(parts, [2, 2]), token_values=weights), blocked=blocked, multiple=multiple)
+
+
+def test_padding_follows_each_segment_and_its_positions_run_on() -> None:
+    row = _make_padded(4, blocked=True).to_pylist()[0]
+
+    assert row["input_ids"] == [10, 11, 12, 9, 13, 14, 15, 16, 17, 9, 9, 9]
+    assert row["labels"] == [-100, 11, 12, -100, -100, 14, 15, 16, 17, -100, -100, -100]
+    assert row["position_ids"] == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]
+    assert row["loss_weights"] == [1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 0, 0]
+    assert (row["seq_lengths"], row["segment_lengths"], row["segment_padding"]) == ([4, 8], [3, 5], [1, 3])
+    assert (row["tokens"], row["trained_tokens"]) == (8, 6)
+
+
+def test_open_attention_pads_each_sequence_once_at_its_end() -> None:
+    table = _make_padded(4, blocked=False)
+    assert table.column("seq_lengths").to_pylist() == [[8], [8]]
+    assert table.column("segment_padding").to_pylist() == [[0, 0], [0, 2]]
+    assert table.column("input_ids").to_pylist()[1] == [18, 19, 20, 21, 22, 23, 9, 9]
+
+
+@pytest.mark.parametrize("blocked", [True, False])
+@pytest.mark.parametrize("multiple", [4, 7])
+def test_a_shard_without_its_padding_is_the_one_that_was_not_padded(multiple: int, blocked: bool) -> None:
+    whole = _make_padded(1, blocked=blocked).drop(["segment_padding"])
+    padded = _make_padded(multiple, blocked=blocked)
+
+    assert drop_padding(padded).to_pylist() == whole.to_pylist()
+    assert drop_padding(padded.slice(1, 1)).to_pylist() == whole.slice(1, 1).to_pylist()
+    assert drop_padding(whole) is whole
+    hashes = [native.hash_sequences(native.recover_segments(table)) for table in (padded, whole)]
+    assert hashes[0] == hashes[1]
+
+
+def test_fillers_are_padded_like_segments() -> None:
+    row = native.make_filler(pad_id=3, token_types={}, multiple=8).to_pylist()[0]
+    assert row["input_ids"] == [3] * 8
+    assert row["position_ids"] == list(range(8))
+    assert (row["seq_lengths"], row["segment_lengths"], row["segment_padding"]) == ([8], [2], [6])

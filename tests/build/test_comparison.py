@@ -41,11 +41,10 @@ def numbers(one: ScopeComparison) -> dict[str, tuple[float | None, float | None]
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Build two datasets, then again with three other chats, two copies of one more, and shorter rows allowed."""
     workspace = Workspace(tmp_path_factory.mktemp("versions"))
-    workspace.write("chats.jsonl", [chat(i, turns=3) for i in range(30)])
-    workspace.write("pairs.jsonl", [pair(i) for i in range(20)])
+    chats, filters = [chat(i, turns=3) for i in range(30)], {"deduplicate": "off"}
     datasets = {
-        "chats": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": CHAT, "filters": {"deduplicate": "off"}},
-        "pairs": {"source": {"train_urls": ["data/pairs.jsonl"]}, "format": PAIR},
+        "chats": workspace.dataset("chats.jsonl", chats, filters=filters),
+        "pairs": workspace.dataset("pairs.jsonl", [pair(i) for i in range(20)], PAIR),
     }
     workspace.recipe(datasets).build()
     workspace.write("chats.jsonl", [chat(i, turns=3) for i in [*range(3, 30), 100, 101, 101]])
@@ -217,11 +216,9 @@ def test_sentences_and_report_show_the_changes(nights: Workspace) -> None:
 
 @pytest.mark.slow
 def test_build_that_is_blocked_shows_what_changed_and_which_check_fails(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
     gates = LENIENT | {"rejects": {"at_most": 0.1}, "shrunk": {"at_most": 0.1, "severity": "warn"}}
-    source = {"rows": {"source": {"train_urls": ["data/rows.jsonl"]}, "format": CHAT}}
-    workspace.write("rows.jsonl", [chat(i) for i in range(20)])
-    workspace.recipe(source, gates=gates).build()
+    workspace = Workspace(tmp_path).one("rows.jsonl", [chat(i) for i in range(20)], gates=gates)
+    workspace.build()
     published = versions(workspace, "gpu_partitions")[-1].version
     workspace.write("rows.jsonl", b"".join([lines([chat(i) for i in range(10)]), b'{"messages": [\n' * 10]))
     with pytest.raises(GateError):

@@ -41,13 +41,10 @@ def test_unfinished_files_are_removed_and_finished_ones_stay(tmp_path: Path) -> 
 
 def test_rewritten_part_is_reused_by_the_next_build(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    urls = [
-        workspace.write("a.jsonl", [pair(0), pair(1), pair(2)]),
-        # Small files of another kind than their neighbours share no part with them.
-        workspace.write("b.json", json.dumps([pair(1), pair(7)]).encode()),
-        workspace.write("c.jsonl", [pair(8)]),
-    ]
-    workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": PAIR}})
+    # Small files of another kind than their neighbours share no part with them.
+    between = json.dumps([pair(1), pair(7)]).encode()
+    contents = {"a.jsonl": [pair(0), pair(1), pair(2)], "b.json": between, "c.jsonl": [pair(8)]}
+    workspace.recipe({"rows": workspace.files(contents, PAIR)})
     before = workspace.build(only=TO_ROWS).manifest("rows", "canonical_rows")
     collect(workspace)
     workspace.write("c.jsonl", [pair(9)])

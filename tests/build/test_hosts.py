@@ -9,7 +9,7 @@ import pytest
 from rowmill.core.errors import ConfigError
 from rowmill.executors import LocalExecutor
 from tests.support.hosts_apart import HostsApart
-from tests.support.recipes import CHAT, PAIR, Workspace, chat, pair
+from tests.support.recipes import PAIR, Workspace, chat, pair
 from tests.support.tables import grouped, records
 
 PURCHASES = records(**grouped())
@@ -25,15 +25,12 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostsApar
 
 def with_data(folder: Path, root: str | None, workers: int) -> Workspace:
     workspace = Workspace(folder, root)
-    workspace.write("chats.jsonl", [chat(i, words=40) for i in range(600)])
-    workspace.write("tasks.jsonl", [pair(i) for i in range(50)])
     rows = [{"customer": f"c{i % 100}", "day": f"2024-01-{i % 28 + 1:02d}", "item": f"i{i % 7}"} for i in range(400)]
-    workspace.write("purchases.jsonl", rows)
     return workspace.recipe(
         {
-            "chats": {"source": {"train_urls": ["data/chats.jsonl"]}, "format": CHAT},
-            "tasks": {"source": {"train_urls": ["data/tasks.jsonl"]}, "format": PAIR},
-            "purchases": {"source": {"train_urls": ["data/purchases.jsonl"]}, "format": PURCHASES},
+            "chats": workspace.dataset("chats.jsonl", [chat(i, words=40) for i in range(600)]),
+            "tasks": workspace.dataset("tasks.jsonl", [pair(i) for i in range(50)], PAIR),
+            "purchases": workspace.dataset("purchases.jsonl", rows, PURCHASES),
         },
         defaults={"splits": {"validation": 0.1}},
         execution={"workers": workers},

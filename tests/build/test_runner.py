@@ -165,8 +165,7 @@ def test_data_put_back_makes_the_earlier_version_current_again(first: Built, rea
 def test_one_percent_of_new_rows_tokenises_about_one_percent(tmp_path: Path) -> None:
     """On a file of more than 25 MB; the bound is the budget: at most 3 % of the rows are made again."""
     rows = [chat(i, words=240) for i in range(7600)]
-    workspace = Workspace(tmp_path).one("a.jsonl", rows, truncation={"overlong": "truncate"})
-    workspace.recipe({"rows": {"source": {"train_urls": ["data/a.jsonl"]}, "format": CHAT}}, seq_len=2048)
+    workspace = Workspace(tmp_path).one("a.jsonl", rows, seq_len=2048)
     assert (workspace.folder / "data/a.jsonl").stat().st_size > 25 << 20
     full = workspace.build()
     with (workspace.folder / "data/a.jsonl").open("ab") as file:
@@ -424,8 +423,7 @@ def test_version_of_a_renamed_dataset_is_checked_against_current_bounds(tmp_path
     rows = [chat(i) for i in range(8)]
     odd = [{"messages": [{"role": "narrator", "content": f"Scene {i}."}, *chat(70 + i)["messages"]]} for i in range(2)]
     workspace = Workspace(tmp_path)
-    source = {"train_urls": [workspace.write("rows.jsonl", [*rows, *odd])]}
-    options = {"source": source, "format": CHAT, "template": {"chat_template": "chatml"}}
+    options = workspace.dataset("rows.jsonl", [*rows, *odd], template={"chat_template": "chatml"})
     older = workspace.recipe({"chats": options}).build().manifest("gpu_partitions").version
     workspace.write("rows.jsonl", rows)
     strict = {name: bound for name, bound in LENIENT.items() if name != "unknown_roles"}
@@ -440,8 +438,8 @@ def test_version_of_a_renamed_table_is_checked_with_table_checks(tmp_path: Path)
     workspace = Workspace(tmp_path)
 
     def builds(dataset: str, more: str, **gates: Any) -> str:
-        path = workspace.write("table.csv", ("a,b\n" + "".join(f"{i},{i % 3}\n" for i in range(30)) + more).encode())
-        options = {"source": {"train_urls": [path]}, "format": {"kind": "records"}}
+        content = ("a,b\n" + "".join(f"{i},{i % 3}\n" for i in range(30)) + more).encode()
+        options = workspace.dataset("table.csv", content, {"kind": "records"})
         workspace.recipe({dataset: options}, gates=LENIENT | gates)
         return workspace.build().manifest("gpu_partitions").version
 

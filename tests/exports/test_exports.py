@@ -68,17 +68,10 @@ TEMPLATE = (
 def datasets(workspace: Workspace) -> dict[str, dict[str, Any]]:
     """Write two files and return two datasets: dialogues of hostile domains, and pairs without a domain."""
     chats = [chat(i, turns=1 + i % 3) | {"place": HOSTILE[i % len(HOSTILE)]} for i in range(60)]
+    groups = {"template": {"on_dropped": {}}, "splits": {"validation": 0.1}}
     return {
-        "chats": {
-            "source": {"train_urls": [workspace.write("chats.jsonl", chats)]},
-            "format": {**CHAT, "domain_key": "place"},
-            "template": {"on_dropped": {}},
-            "splits": {"validation": 0.1},
-        },
-        "pairs": {
-            "source": {"train_urls": [workspace.write("pairs.jsonl", [pair(i) for i in range(40)])]},
-            "format": PAIR,
-        },
+        "chats": workspace.dataset("chats.jsonl", chats, {**CHAT, "domain_key": "place"}, **groups),
+        "pairs": workspace.dataset("pairs.jsonl", [pair(i) for i in range(40)], PAIR),
     }
 
 
@@ -435,10 +428,10 @@ def test_the_first_passes_are_the_first_places_of_what_all_passes_repeat(
 @pytest.mark.slow
 def test_text_is_exported_in_the_pieces_that_it_was_packed_in(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    source = {"train_urls": [workspace.write("text.jsonl", [document(i, words=60) for i in range(30)])]}
-    options = {"river": {"kind": "astrai_bin"}, "unpacked": {"kind": "hf"}, "native": {"kind": "native"}}
-    exports = [{"name": name, **one} for name, one in options.items()]
-    built = workspace.recipe({"text": {"source": source, "format": TEXT}}, exports=exports, seq_len=64).build()
+    texts = workspace.dataset("text.jsonl", [document(i, words=60) for i in range(30)], TEXT)
+    kinds = {"river": "astrai_bin", "unpacked": "hf", "native": "native"}
+    exports = [{"name": name, "kind": kind} for name, kind in kinds.items()]
+    built = workspace.recipe({"text": texts}, exports=exports, seq_len=64).build()
     pieces = [one for row in readers.packed(readers.rows(folder_in(built, "native"))) for one in row]
     assert Counter(READERS["unpacked"](folder_in(built, "unpacked"))) == Counter(pieces)
     [found] = readers.astrai_bin(folder_in(built, "river")).values()
@@ -466,8 +459,8 @@ def test_exports_are_made_and_copied_from_an_object_store(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_open_attention_is_exported_to_streams_and_packed_rows(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    source = {"train_urls": [workspace.write("text.jsonl", [document(i, words=30) for i in range(30)])]}
-    texts = {"source": source, "format": TEXT, "packing": {"block_cross_document_attention": False}}
+    packing = {"block_cross_document_attention": False}
+    texts = workspace.dataset("text.jsonl", [document(i, words=30) for i in range(30)], TEXT, packing=packing)
     exports = [{"name": "native", "kind": "native"}, {"name": "bridge", "kind": "megatron_bridge"}]
     built = workspace.recipe({"text": texts}, exports=exports, seq_len=64).build()
     rows = readers.packed(readers.rows(folder_in(built, "native")))

@@ -93,8 +93,8 @@ def test_pointer_names_the_pair_and_masks_ends_of_text_alone() -> None:
 @pytest.mark.slow
 def test_documents_of_a_build_are_its_examples(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    source = {"train_urls": [workspace.write("a.jsonl", [document(i) for i in range(30)])]}
-    texts = {"source": source, "format": TEXT, "packing": {"pack_strategy": "best_fit"}}
+    packing = {"pack_strategy": "best_fit"}
+    texts = workspace.dataset("a.jsonl", [document(i) for i in range(30)], TEXT, packing=packing)
     built = workspace.recipe({"texts": texts}, exports=[{"kind": "megatron", "name": "mine"}]).build()
     exported = open_built_export(built, "mine")
     documents = readers.megatron(exported.data, "mine_text_document")

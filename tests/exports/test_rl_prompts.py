@@ -43,10 +43,8 @@ def _record(i: int) -> dict[str, Any]:
 
 
 def _build(folder: Path, records: list[dict[str, Any]], *exports: dict[str, Any], form: Any = None) -> Workspace:
-    workspace = Workspace(folder)
-    source = {"train_urls": [workspace.write("a.jsonl", records)]}
     named = [{"kind": "rl_prompts", **one} for one in exports]
-    return workspace.recipe({"rows": {"source": source, "format": form or PROMPTS}}, exports=named)
+    return Workspace(folder).one("a.jsonl", records, form or PROMPTS, exports=named)
 
 
 @pytest.fixture(scope="module")

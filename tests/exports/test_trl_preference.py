@@ -80,10 +80,7 @@ def test_mixed_datasets_keep_the_columns_of_each_pair(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     short = [{"prompt": f"{i}?", "chosen": sentence(i, 4), "rejected": "no", "margin": i} for i in range(100, 130)]
     files = {"talks": [_record(i) for i in range(30)], "shorts": short}
-    sets = {
-        name: {"source": {"train_urls": [workspace.write(f"{name}.jsonl", records)]}, "format": PAIRS}
-        for name, records in files.items()
-    }
+    sets = {name: workspace.dataset(f"{name}.jsonl", records, PAIRS) for name, records in files.items()}
     exports = [{"kind": "trl_preference", "name": name, "trainer": name} for name in ("reward", "dpo")]
     mixed = {"train_weights": {"talks": 1, "shorts": 1}, "stop_strategy": "all_exhausted"}
     built = workspace.recipe(sets, seq_len=1024, exports=exports, mixture=mixed).build()

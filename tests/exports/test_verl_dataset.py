@@ -12,7 +12,7 @@ from rowmill.exports.verl_dataset import TokenizedDataset
 from tests.repository.test_base_install import BASE, ONLY_BASE
 from tests.repository.test_public_api import run_python
 from tests.support.built_exports import open_built_export
-from tests.support.recipes import CHAT, Built, Workspace, chat
+from tests.support.recipes import Built, Workspace, chat
 
 
 class _Tokenizer:
@@ -25,9 +25,9 @@ class _Tokenizer:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     workspace = Workspace(tmp_path_factory.mktemp("verl"))
-    source = {"train_urls": [workspace.write("a.jsonl", [chat(i, turns=1 + i % 3) for i in range(30)])]}
+    chats = workspace.dataset("a.jsonl", [chat(i, turns=1 + i % 3) for i in range(30)])
     exports = [{"kind": "verl", "name": "rows", "shard_sequences": 2}, {"kind": "skyrl", "name": "other"}]
-    return workspace.recipe({"chats": {"source": source, "format": CHAT}}, exports=exports).build()
+    return workspace.recipe({"chats": chats}, exports=exports).build()
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from rowmill.reader import Batch, Reader, stored_rows
 from rowmill.schema import manifest
 from tests.support.object_server import serving_s3fs
 from tests.support.preferences import preference
-from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, flip_bit, open_reader, pair
+from tests.support.recipes import PAIR, TEXT, Built, Workspace, chat, document, flip_bit, open_reader, pair
 
 WORLD = 4
 
@@ -39,16 +39,12 @@ def mixed(workspace: Workspace, layout: str, *, rows: int = 60, world_size: int 
     chats = [chat(i, turns=1 + i % 3, words=5 + i % 20) for i in range(rows)]
     for i, one in enumerate(chats):
         one["messages"][1]["weight"] = (0.5, 1, 2)[i % 3]
-    content = {
-        "chats": (chats, CHAT),
-        "pairs": ([pair(i) for i in range(23)], PAIR),
-        "texts": ([document(i, words=90) for i in range(11)], TEXT),
+    weighted = {"splits": {"validation": 0.2}, "loss": {"weights": True}}
+    datasets = {
+        "chats": workspace.dataset("chats.jsonl", chats, **weighted),
+        "pairs": workspace.dataset("pairs.jsonl", [pair(i) for i in range(23)], PAIR),
+        "texts": workspace.dataset("texts.jsonl", [document(i, words=90) for i in range(11)], TEXT),
     }
-    datasets: dict[str, Any] = {
-        name: {"source": {"train_urls": [workspace.write(f"{name}.jsonl", some)]}, "format": kind}
-        for name, (some, kind) in content.items()
-    }
-    datasets["chats"] |= {"splits": {"validation": 0.2}, "loss": {"weights": True}}
     partitions = {"world_size": world_size, "layout": layout}
     mixture = {"batch_size": 8, "epochs": 2}
     return workspace.recipe(datasets, seq_len=128, partitions=partitions, mixture=mixture, **options)
@@ -57,10 +53,8 @@ def mixed(workspace: Workspace, layout: str, *, rows: int = 60, world_size: int 
 def preferences(workspace: Workspace, layout: str) -> Workspace:
     """Write a recipe of pairs of answers, some with a margin."""
     rows = [{**preference(i), **({"margin": i / 4} if i % 2 else {})} for i in range(30)]
-    source = {"train_urls": [workspace.write("a.jsonl", rows)]}
-    datasets = {"rows": {"source": source, "format": {"kind": "preference"}, "packing": {"pack": True}}}
-    partitions = {"world_size": WORLD, "layout": layout}
-    return workspace.recipe(datasets, seq_len=512, partitions=partitions, mixture={"batch_size": 4})
+    options = {"seq_len": 512, "partitions": {"world_size": WORLD, "layout": layout}, "mixture": {"batch_size": 4}}
+    return workspace.one("a.jsonl", rows, {"kind": "preference"}, packing={"pack": True}, **options)
 
 
 RECIPES = {"mixed": mixed, "preferences": preferences}

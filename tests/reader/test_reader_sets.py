@@ -9,24 +9,22 @@ import pytest
 
 from rowmill.core.errors import ConfigError, IntegrityError
 from rowmill.reader import PackedSequence, Reader, View
-from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, open_reader, pair
+from tests.support.recipes import PAIR, TEXT, Built, Workspace, chat, document, open_reader, pair
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     workspace = Workspace(tmp_path_factory.mktemp("sets"))
-    chats = {"train_urls": [workspace.write("chats.jsonl", [chat(i) for i in range(80)])], "tags": ["dialogue", "en"]}
-    tasks = {
-        "train_urls": [workspace.write("tasks.jsonl", [pair(i) for i in range(200, 280)])],
-        "validation_urls": [workspace.write("held.jsonl", [pair(i) for i in range(400, 420)])],
+    tasks, held = [pair(i) for i in range(200, 280)], [pair(i) for i in range(400, 420)]
+    texts = [document(i) for i in range(500, 540)]
+    datasets = {
+        "chats": workspace.dataset("chats.jsonl", [chat(i) for i in range(80)], splits={"test": 0.2}),
+        "tasks": workspace.dataset("tasks.jsonl", tasks, PAIR, held=held),
+        "texts": workspace.dataset("texts.jsonl", texts, TEXT, splits={"validation": 0.3}),
     }
-    texts = {"train_urls": [workspace.write("texts.jsonl", [document(i) for i in range(500, 540)])], "tags": ["texts"]}
+    datasets["chats"]["source"]["tags"], datasets["texts"]["source"]["tags"] = ["dialogue", "en"], ["texts"]
     return workspace.recipe(
-        {
-            "chats": {"source": chats, "format": CHAT, "splits": {"test": 0.2}},
-            "tasks": {"source": tasks, "format": PAIR},
-            "texts": {"source": texts, "format": TEXT, "splits": {"validation": 0.3}},
-        },
+        datasets,
         seq_len=128,
         mixture={
             "batch_size": 4,

@@ -1,7 +1,6 @@
 """Loss by source: sums over a reader's batches are those of the examples, however these are packed and laid out."""
 
 from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,12 @@ def build(folder: Path, *, layout: str = "copied", stores: bool = True, **packin
     workspace = Workspace(folder)
     chats = [{**chat(i, turns=1 + i % 3, words=4 + i % 9), "topic": TOPICS[i % 3]} for i in range(50)]
     texts = [document(i, words=30 + i) for i in range(17)]
-    rows: Mapping[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
-        "chats": (chats, {"format": {**CHAT, "domain_key": "topic"}, "loss": {"prompt_weight": 0.25}}),
-        "texts": (texts, {"format": TEXT}),
+    by_topic, weighted = {**CHAT, "domain_key": "topic"}, {"prompt_weight": 0.25}
+    storing = {**packing, "store_domains": True} if stores else packing
+    datasets = {
+        "chats": workspace.dataset("chats.jsonl", chats, by_topic, loss=weighted, packing=storing),
+        "texts": workspace.dataset("texts.jsonl", texts, TEXT, packing=packing),
     }
-    datasets: dict[str, Any] = {
-        name: {"source": {"train_urls": [workspace.write(f"{name}.jsonl", lines)]}, "packing": packing, **options}
-        for name, (lines, options) in rows.items()
-    }
-    if stores:
-        datasets["chats"]["packing"] = {**packing, "store_domains": True}
     partitions = {"world_size": 2, "layout": layout, "remainder": "pad"}
     return workspace.recipe(datasets, seq_len=128, mixture={"batch_size": 6}, partitions=partitions).build()
 
@@ -155,13 +150,9 @@ def test_stored_domains_change_no_other_byte_and_builds_without_have_none(tmp_pa
 
 
 def test_labels_of_shared_prefixes_are_counted_once_and_not_shifted(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    chats = [chat(i, turns=4, words=12) for i in range(20)]
-    dataset = {
-        "source": {"train_urls": [workspace.write("chats.jsonl", chats)]}, "format": CHAT,
-        "template": {"turns": "message"}, "packing": {"share_prefixes": True, "min_shared": 1},
-    }  # fmt: skip
-    built = workspace.recipe({"rows": dataset}, seq_len=512, mixture={}, partitions={"world_size": 1}).build()
+    workspace, chats = Workspace(tmp_path), [chat(i, turns=4, words=12) for i in range(20)]
+    groups = {"template": {"turns": "message"}, "packing": {"share_prefixes": True, "min_shared": 1}}
+    built = workspace.one("chats.jsonl", chats, **groups, seq_len=512, partitions={"world_size": 1}).build()
     for layout in ("flat", "padded"):
         reader = open_reader(built, layout=layout)
         found = add_up(reader)

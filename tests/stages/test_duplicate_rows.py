@@ -36,9 +36,8 @@ CONTENTS = [lines(ROWS[begin : begin + 40]) for begin in range(0, len(ROWS), 40)
 def build(folder: Path, contents: Sequence[bytes], kind: Any = TEXT, **filters: Any) -> Built:
     workspace = Workspace(folder)
     ending = "json" if contents[0].startswith(b"[") else "jsonl"
-    urls = [workspace.write(f"{number}.{ending}", content) for number, content in enumerate(contents)]
-    workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": kind, "filters": filters}})
-    return workspace.build(only=TO_ROWS)
+    named = {f"{number}.{ending}": content for number, content in enumerate(contents)}
+    return workspace.recipe({"rows": workspace.files(named, kind, filters=filters)}).build(only=TO_ROWS)
 
 
 def list_hashes(folder: Path) -> set[Path]:

@@ -38,9 +38,9 @@ def build(folder: Path, layout: str, datasets: dict[str, Any], **recipe: Any) ->
     workspace = Workspace(folder)
     written: dict[str, Any] = {}
     for name, (rows, options) in datasets.items():
-        urls = [workspace.write(f"{name}-{i}.jsonl", rows[i::3]) for i in range(3)]
         packing = {**options.get("packing", {}), "layout": layout}
-        written[name] = {"source": {"train_urls": urls}, **options, "packing": packing}
+        written[name] = workspace.files({f"{name}-{i}.jsonl": rows[i::3] for i in range(3)}) | options
+        written[name] |= {"packing": packing}
     every = {"mixture": {"batch_size": 6}, "partitions": {"world_size": 2, "remainder": "pad"}} | recipe
     return workspace.recipe(written, **every).build()
 

@@ -219,8 +219,8 @@ def test_ranks_of_an_earlier_order_are_counted_until_they_are_built_again(tmp_pa
 
 def test_file_without_records_is_told(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    urls = [workspace.write("rows.jsonl", [pair(0)]), workspace.write("empty.jsonl", b"\n")]
-    built = workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": PAIR}}).build(only=("raw_dataset",))
+    dataset = workspace.files({"rows.jsonl": [pair(0)], "empty.jsonl": b"\n"}, PAIR)
+    built = workspace.recipe({"rows": dataset}).build(only=("raw_dataset",))
     (report, results) = built.steps[("rows", "raw_dataset")]
 
     assert report.manifest.facts["empty_files"] == 1
@@ -230,11 +230,10 @@ def test_file_without_records_is_told(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_shares_of_each_dataset_are_counted_on_the_ranks(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    files = {
-        name: workspace.write(f"{name}.jsonl", [pair(k + i) for i in range(n)])
+    datasets = {
+        name: workspace.dataset(f"{name}.jsonl", [pair(k + i) for i in range(n)], PAIR)
         for name, k, n in (("a", 0, 30), ("b", 99, 9))
     }
-    datasets = {name: {"source": {"train_urls": [url]}, "format": PAIR} for name, url in files.items()}
     built = workspace.recipe(datasets, seq_len=64, gates=LENIENT).build()
     table = built.manifest("gpu_partitions").tables["datasets"]
     rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}

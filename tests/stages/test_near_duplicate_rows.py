@@ -71,8 +71,8 @@ def test_files_in_another_order_and_many_parts_leave_the_same_rows(
     for lines, order in itertools.product((1 << 22, 16), ((0, 1, 2), (2, 0, 1))):
         monkeypatch.setattr(near_duplicate_rows, "BLOCK_LINES", lines)
         workspace = Workspace(tmp_path / f"{lines}-{order[0]}")
-        urls = [workspace.write(f"{place}-{k}.jsonl", rows[k::3]) for place, k in enumerate(order)]
-        workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": TEXT, "filters": filters}})
+        contents = {f"{place}-{k}.jsonl": rows[k::3] for place, k in enumerate(order)}
+        workspace.recipe({"rows": workspace.files(contents, TEXT, filters=filters)})
         found.append(set(kept_texts(workspace.build(only=TO_ROWS))))
 
     assert len(found[0]) == 30

@@ -146,17 +146,15 @@ def test_two_workers_hold_out_the_same_rows_as_one(tmp_path: Path, monkeypatch: 
     builds: list[Built] = []
     for workers in (1, 2):
         workspace = Workspace(tmp_path / str(workers))
-        urls = [workspace.write(f"{i}.jsonl", [*rows[20 * i : 20 * i + 20], rows[0]]) for i in range(3)]
-        dataset = {"source": {"train_urls": urls}, "format": PAIR}
+        contents = {f"{i}.jsonl": [*rows[20 * i : 20 * i + 20], rows[0]] for i in range(3)}
         by_time = {"time_key": "when", "group_key": "user", "boundaries": {"validation": 55}}
         datasets = {
-            "numbered": {**dataset, "splits": {"group_key": "user"}},
-            "timed": {**dataset, "splits": by_time, "source": {"train_urls": [workspace.write("t.jsonl", rows[30:])]}},
+            "numbered": workspace.files(contents, PAIR, splits={"group_key": "user"}),
+            "timed": workspace.dataset("t.jsonl", rows[30:], PAIR, splits=by_time),
         }
         mixture = {"num_validation_sequences": {"numbered": 1}}
         recipe = workspace.recipe(datasets, seq_len=64, mixture=mixture, execution={"workers": workers})
-        stages = TO_SHARDS
-        builds.append(recipe.build(only=stages))
+        builds.append(recipe.build(only=TO_SHARDS))
 
     assert builds[0].digests() == builds[1].digests()
     assert builds[0].versions() == builds[1].versions()

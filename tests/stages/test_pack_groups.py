@@ -15,7 +15,8 @@ from rowmill.parts.functions import PartPlace, PartResult
 from rowmill.stages.base import StageContext
 from rowmill.stages.packed_shards import pack_group, stage
 from rowmill.stages.packed_shards.pack_group import PackGroupInputs, ShardWriter, WrittenShard
-from tests.support.recipes import CHAT, TEXT, TO_SHARDS, Built, Workspace, chat, document, sentence
+from tests.support.recipes import CHAT, TO_SHARDS, Built, Workspace, chat, document, sentence
+from tests.support.tables import records
 from tests.support.tiers import mark_all_but
 
 pytestmark = [pytest.mark.usefixtures("small_parts"), pytest.mark.slow]
@@ -34,9 +35,9 @@ def rows_of_file(number: int, kind: str = "chat") -> list[dict[str, Any]]:
 
 def workspace_of(folder: Path, files: list[int], kind: str = "chat", **options: Any) -> Workspace:
     workspace = Workspace(folder)
-    urls = [workspace.write(f"{number:03d}.jsonl", rows_of_file(number, kind)) for number in files]
+    contents = {f"{number:03d}.jsonl": rows_of_file(number, kind) for number in files}
     groups = {"packing": options.pop("packing", {}), "splits": options.pop("splits", {"validation": 0})}
-    dataset = {"source": {"train_urls": urls}, "format": {"chat": CHAT, "text": TEXT}[kind], **groups}
+    dataset = workspace.files(contents, {"kind": kind}, **groups)
     return workspace.recipe({"rows": dataset}, seq_len=SEQ_LEN, partitions={"world_size": 1}, **options)
 
 
@@ -68,9 +69,7 @@ GROUPED: dict[str, Any] = {"packing": SMALL_GROUPS, "splits": {"validation": 0.1
 
 @pytest.fixture(scope="module")
 def grouped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, Built]:
-    workspace = workspace_of(
-        tmp_path_factory.mktemp("grouped"), list(range(10)), packing=SMALL_GROUPS, splits={"validation": 0.1}
-    )
+    workspace = workspace_of(tmp_path_factory.mktemp("grouped"), TEN_FILES, **GROUPED)
     return workspace, packed(workspace)
 
 
@@ -127,17 +126,13 @@ def test_rows_appended_to_a_table_leave_the_groups_of_other_rows(
 
     def build(files: int) -> Built:
         rows = [
-            [
-                {"day": k * 10 + i // 50, "time": f"2026-01-{i % 25 + 1:02d}", "text": sentence(i, 40)}
-                for i in range(500)
-            ]
-            for k in range(files)
+            {"day": i // 50, "time": f"2026-01-{i % 25 + 1:02d}", "text": sentence(i % 500, 40)}
+            for i in range(500 * files)
         ]
-        source = {"train_urls": [workspace.write(f"{k}.jsonl", one) for k, one in enumerate(rows)]}
+        contents = {f"{k}.jsonl": rows[500 * k : 500 * k + 500] for k in range(files)}
         data = {"group_training_examples_by": "day", "max_sequences_per_example": 1}
         time = {"is_timeseries": True, "timestamp_column": "time", "timestamp_format": "%Y-%m-%d"}
-        kind = {"kind": "records", "data": data, "time_series": time}
-        dataset = {"source": source, "format": kind, "packing": SMALL_GROUPS}
+        dataset = workspace.files(contents, records(data=data, time_series=time), packing=SMALL_GROUPS)
         return packed(workspace.recipe({"rows": dataset}, seq_len=SEQ_LEN))
 
     def groups(built: Built) -> list[str]:

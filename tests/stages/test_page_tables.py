@@ -27,9 +27,9 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, Built]:
     rows = [chat(i, turns=1 + 9 * (i % 2)) | {"topic": "long" if i % 2 else "short"} for i in range(40)]
     workspace.write("a.jsonl", [*rows[:20], {"messages": 7}])
     workspace.write("b.jsonl", rows[20:39])
-    workspace.write("pairs.jsonl", [pair(i) for i in range(30)])
     chats = {"source": {"train_urls": ["data/[a-c].jsonl"]}, "format": {"kind": "chat", "domain_key": "topic"}}
-    pairs = {"source": {"train_urls": ["data/pairs.jsonl"]}, "format": PAIR, "splits": {"validation": 0.2, "test": 0.1}}
+    splits = {"validation": 0.2, "test": 0.1}
+    pairs = workspace.dataset("pairs.jsonl", [pair(i) for i in range(30)], PAIR, splits=splits)
     workspace.recipe({"chats": chats, "pairs": pairs}, mixture={"batch_size": 4})
     first = workspace.build()
     workspace.write("b.jsonl", rows[20:])

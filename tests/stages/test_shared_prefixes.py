@@ -31,7 +31,7 @@ from rowmill.shards import native
 from rowmill.stages.packed_shards.pack_group import GroupTokens, gather_trees, has_whole_spans
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.support.loops import for_each
-from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat
+from tests.support.recipes import PAIR, TEXT, Built, Workspace, chat
 
 LEAST = 12
 SHARED = {"share_prefixes": True, "min_shared": LEAST}
@@ -159,6 +159,9 @@ def test_sorted_neighbors_share_up_to_the_last_cut_that_both_have(
 # ── Whole builds ───────────────────────────────────────────────────────────────────────────────────
 
 
+BRANCHING = {"template": {"turns": "message"}, "filters": {"deduplicate": "off"}}
+
+
 def branching_chats() -> list[dict[str, Any]]:
     """Return chats of several turns, some of which answer one prompt in several ways, and one of them twice."""
     rows = [chat(i, turns=1 + i % 4) for i in range(24)]
@@ -170,9 +173,8 @@ def branching_chats() -> list[dict[str, Any]]:
 
 def build(folder: Path, *, layout: str = "copied", workers: int = 1, **packing: Any) -> Built:
     workspace = Workspace(folder)
-    urls = [workspace.write(f"{i}.jsonl", branching_chats()[i::3]) for i in range(3)]
-    dataset = {"source": {"train_urls": urls}, "format": CHAT, "packing": packing, "template": {"turns": "message"},
-               "filters": {"deduplicate": "off"}, "splits": {"validation": 0.2}}  # fmt: skip
+    dataset = workspace.files({f"{i}.jsonl": branching_chats()[i::3] for i in range(3)}, packing=packing, **BRANCHING)
+    dataset |= {"splits": {"validation": 0.2}}
     return workspace.recipe(
         {"rows": dataset}, mixture={"batch_size": 6}, partitions={"world_size": 2, "layout": layout},
         execution={"workers": workers},
@@ -482,12 +484,9 @@ def test_texts_and_pairs_share_tokens_anywhere(tmp_path: Path, kind: dict[str, A
 
 def test_dataset_that_must_not_share_is_mixed_with_one_that_does(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    source = {"source": {"train_urls": [workspace.write("rows.jsonl", branching_chats())]}, "format": CHAT}
-    options = {"filters": {"deduplicate": "off"}, "template": {"turns": "message"}}
-    apart = {"share_prefixes": True, "min_shared": 257}
-    built = workspace.recipe({
-        "rows": {**source, **options, "packing": SHARED}, "others": {**source, **options, "packing": apart},
-    }).build()  # fmt: skip
+    rows = workspace.dataset("rows.jsonl", branching_chats(), packing=SHARED, **BRANCHING)
+    apart = {"packing": {"share_prefixes": True, "min_shared": 257}}
+    built = workspace.recipe({"rows": rows, "others": rows | apart}).build()
 
     facts = {name: built.manifest(name, "packed_shards").facts for name in ("rows", "others")}
     assert facts["rows"]["tokens_shared"] > 0

@@ -54,8 +54,8 @@ def write_recipe(
     folder: Path, files: Sequence[Any], form: dict[str, Any], *, root: str | None = None, **options: Any
 ) -> Workspace:
     workspace = Workspace(folder, root)
-    urls = [workspace.write(f"{number:03d}.jsonl", rows) for number, rows in enumerate(files)]
-    dataset = {"source": {"train_urls": urls}, "format": records(**form), "splits": {"test": 0.1}}
+    contents = {f"{number:03d}.jsonl": rows for number, rows in enumerate(files)}
+    dataset = workspace.files(contents, records(**form), splits={"test": 0.1})
     return workspace.recipe({"rows": dataset}, **{"seq_len": 4096, **options})
 
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
-from tests.support.recipes import CHAT, TO_ROWS, Built, Workspace, chat
+from tests.support.recipes import TO_ROWS, Built, Workspace, chat
 
 
 def dated(i: int, when: object, group: str | None = None) -> dict[str, Any]:
@@ -21,13 +21,8 @@ def split_of(built: Built) -> dict[int, str]:
     return {int(row["row_id"].rsplit(":", 1)[1]): row["split"] for row in rows}
 
 
-def built_of(folder: Path, rows: list[dict[str, Any]], only: tuple[str, ...] = TO_ROWS, **splits: Any) -> Built:
-    return Workspace(folder).one("rows.jsonl", rows, CHAT, splits={"time_key": "when", **splits}).build(only=only)
-
-
-def rejects(built: Built) -> list[tuple[int, str]]:
-    rows = built.rows_of("rows", "canonical_rows", file="rejects")
-    return sorted((int(row["row_id"].rsplit(":", 1)[1]), row["reason"]) for row in rows)
+def built_of(folder: Path, rows: list[dict[str, Any]], **splits: Any) -> Built:
+    return Workspace(folder).one("rows.jsonl", rows, splits={"time_key": "when", **splits}).build(only=TO_ROWS)
 
 
 def test_shares_of_time_are_resolved_recorded_and_split_like_boundaries_that_are_pinned(tmp_path: Path) -> None:
@@ -41,7 +36,6 @@ def test_shares_of_time_are_resolved_recorded_and_split_like_boundaries_that_are
     assert [(one.check, one.value) for one in results if one.failed] == [("unpinned_boundaries", 2)]
     assert all((rows[i]["when"] >= "2024-01-18") is (split == "test") for i, split in split_of(built).items())
 
-    rows = [dated(i, f"2024-01-{1 + (i * 7) % 20:02d}") for i in range(20)]
     pinned = built_of(tmp_path / "pinned", rows, boundaries=facts["boundaries"])
 
     assert split_of(pinned) == split_of(built)
@@ -52,12 +46,12 @@ def test_gap_and_groups_on_both_sides_of_a_boundary_are_rejected_if_configured(t
     built = built_of(tmp_path, [dated(i, i) for i in range(20)], validation=0, test=0.25, gap=3)
 
     assert built.facts("rows", "canonical_rows")["boundaries"] == {"test": 15}
-    assert rejects(built) == [(13, "split_gap"), (14, "split_gap")]
+    assert built.rejects() == [(13, "split_gap"), (14, "split_gap")]
 
     built = built_of(tmp_path, STRADDLING, boundaries=BOUNDARIES, group_key="user", crossing_groups="reject")
 
     assert split_of(built) == {0: "train", 1: "train", 4: "validation"}
-    assert rejects(built) == [(i, "straddles_split") for i in (2, 3, 5, 6)]
+    assert built.rejects() == [(i, "straddles_split") for i in (2, 3, 5, 6)]
     assert built.facts("rows", "canonical_rows")["accounted"] == 0
     # Configured, so not a defect of the data.
     assert built.facts("rows", "canonical_rows")["rejects"] == 0
@@ -73,14 +67,12 @@ STRADDLING = [
     dated(6, 25, "far"),
 ]
 BOUNDARIES = {"validation": 10, "test": 20}
+BY_TIME_AND_USER = {"time_key": "when", "boundaries": BOUNDARIES, "group_key": "user"}
 
 
 @pytest.mark.slow
 def test_group_on_both_sides_of_a_boundary_goes_to_the_later_split(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path).one(
-        "rows.jsonl", STRADDLING, CHAT, splits={"time_key": "when", "boundaries": BOUNDARIES, "group_key": "user"}
-    )
-    built = workspace.build()
+    built = Workspace(tmp_path).one("rows.jsonl", STRADDLING, splits=BY_TIME_AND_USER).build()
     splits = split_of(built)
 
     assert [splits[i] for i in range(7)] == ["train", "train", *["validation"] * 3, "test", "test"]
@@ -90,15 +82,11 @@ def test_group_on_both_sides_of_a_boundary_goes_to_the_later_split(tmp_path: Pat
 
 def test_group_across_two_files_gets_one_split(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    urls = [workspace.write(f"{i}.jsonl", [row]) for i, row in enumerate(STRADDLING)]
-    splits = {"time_key": "when", "boundaries": BOUNDARIES, "group_key": "user"}
-    built = workspace.recipe({"rows": {"source": {"train_urls": urls}, "format": CHAT, "splits": splits}}).build(
-        only=TO_ROWS
-    )
-    rows = built.rows_of("rows", "canonical_rows", file="rows")
-    found = {
-        row["group_key"]: {other["split"] for other in rows if other["group_key"] == row["group_key"]} for row in rows
-    }
+    dataset = workspace.files({f"{i}.jsonl": [row] for i, row in enumerate(STRADDLING)}, splits=BY_TIME_AND_USER)
+    built = workspace.recipe({"rows": dataset}).build(only=TO_ROWS)
+    found: dict[str, set[str]] = {}
+    for row in built.rows_of("rows", "canonical_rows", file="rows"):
+        found.setdefault(row["group_key"], set()).add(row["split"])
 
     assert found == {'"early"': {"train"}, '"torn"': {"validation"}, '"late"': {"validation"}, '"far"': {"test"}}
 
@@ -119,15 +107,9 @@ def test_time_key_with_a_validation_source_is_refused(tmp_path: Path) -> None:
 def test_no_group_leaks_and_no_later_row_trains(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, str]], crossing_groups: str
 ) -> None:
-    folder = tmp_path_factory.mktemp("time")
     source = [dated(i, when, group) for i, (when, group) in enumerate(rows)]
-    workspace = Workspace(folder).one(
-        "rows.jsonl",
-        source,
-        CHAT,
-        splits={"time_key": "when", "boundaries": BOUNDARIES, "group_key": "user", "crossing_groups": crossing_groups},
-    )
-    splits = split_of(workspace.build(only=TO_ROWS))
+    options = {"boundaries": BOUNDARIES, "group_key": "user", "crossing_groups": crossing_groups}
+    splits = split_of(built_of(tmp_path_factory.mktemp("time"), source, **options))
     by_group = {
         group: {splits[i] for i, (_, own) in enumerate(rows) if own == group and i in splits} for _, group in rows
     }

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.recipes import LENIENT, TO_EXAMPLES, Workspace, chat, write_tokenizer
+from tests.support.recipes import LENIENT, TO_EXAMPLES, Workspace, chat
 
 pytestmark = pytest.mark.slow
 
@@ -38,9 +38,7 @@ def test_ids_outside_the_vocabulary_are_rejected_and_holes_in_it_close_the_gate(
         {"input_ids": [5, 6, size + 9], "loss_mask": [0, 1, 1]},
     ]
     narrow = Workspace(tmp_path / "narrow").one("a.jsonl", records, TOKENS)
-    wide = Workspace(tmp_path / "wide").one("a.jsonl", records, TOKENS)
-    write_tokenizer(tmp_path / "wide/tokenizer")
-    wide.recipe({"rows": {"source": {"train_urls": ["data/a.jsonl"]}, "format": TOKENS}}, vocab_size=size + 100)
+    wide = Workspace(tmp_path / "wide").one("a.jsonl", records, TOKENS, vocab_size=size + 100)
 
     rejected = narrow.build(only=TO_EXAMPLES)
     unknown = wide.build(only=TO_EXAMPLES)
@@ -99,14 +97,12 @@ def test_overlong_rows_are_dropped_cut_or_kept(tmp_path: Path, truncation: dict[
 
 def test_token_rows_mix_with_chats(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    files = {
-        "chats": workspace.write("chats.jsonl", [chat(i) for i in range(20)]),
-        "rollouts": workspace.write("r.jsonl", [{"input_ids": [i + 3, 6, 7], "response_length": 2} for i in range(20)]),
+    rollouts = [{"input_ids": [i + 3, 6, 7], "response_length": 2} for i in range(20)]
+    datasets = {
+        "chats": workspace.dataset("chats.jsonl", [chat(i) for i in range(20)]),
+        "rollouts": workspace.dataset("r.jsonl", rollouts, TOKENS),
     }
-    kinds = {"chats": {"kind": "chat"}, "rollouts": TOKENS}
-    workspace.recipe({name: {"source": {"train_urls": [file]}, "format": kinds[name]} for name, file in files.items()},
-                gates=LENIENT | {"same_tokenization": {"at_least": 0}})  # fmt: skip
 
-    made = workspace.build()
+    made = workspace.recipe(datasets, gates=LENIENT | {"same_tokenization": {"at_least": 0}}).build()
 
     assert made.facts("training_splits")["sequences"] > 0

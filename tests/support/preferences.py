@@ -23,7 +23,5 @@ def preference_workspace(
     **groups: Any,
 ) -> Workspace:
     """Write records, or so many preferences, and the recipe of a dataset `rows` with exports."""
-    workspace = Workspace(folder)
-    url = workspace.write("a.jsonl", records or [preference(i) for i in range(count)])
-    rows = {"source": {"train_urls": [url]}, "format": form, **groups}
-    return workspace.recipe({"rows": rows}, seq_len=1024, exports=list(exports))
+    rows = records or [preference(i) for i in range(count)]
+    return Workspace(folder).one("a.jsonl", rows, form, **groups, seq_len=1024, exports=list(exports))

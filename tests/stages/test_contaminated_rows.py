@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from rowmill.build.steps import plan_steps
 from rowmill.core.errors import ConfigError, GateError, SourceError
 from rowmill.stats.views import query_views
-from tests.support.recipes import PAIR, TO_ROWS, Workspace, chat, sentence, tokenizer_json, write_tokenizer
+from tests.support.recipes import CHAT, PAIR, TEXT, TO_ROWS, Workspace, chat, sentence, tokenizer_json, write_tokenizer
 
 QUESTION = "A farmer has nine sheep and all but seven of them run away at night. How many are left?"
 OTHER = "Which planet of the solar system has the shortest day, and how long is it in hours?"
@@ -27,10 +27,17 @@ def decontaminate(*urls: str, fields: Sequence[str] = ("question",), **changes: 
     }
 
 
-def project(folder: Path, rows: Sequence[Mapping[str, Any]], items: Sequence[Any], **changes: Any) -> Workspace:
+def project(
+    folder: Path, rows: Sequence[Mapping[str, Any]], items: Sequence[Any] = ({"question": QUESTION},),
+    kind: Mapping[str, Any] = CHAT, *, near: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Workspace:  # fmt: skip
+    """Write rows and the items of a benchmark, by default the question; `changes` are of the search."""
     workspace = Workspace(folder)
-    workspace.write("items.jsonl", items)
-    return workspace.one("rows.jsonl", rows, filters=decontaminate("data/items.jsonl", **changes))
+    filters = decontaminate(workspace.write("items.jsonl", items), **changes)
+    if near is not None:
+        filters["near_duplicates"] = near
+    return workspace.one("rows.jsonl", rows, kind, filters=filters, **(options or {}))
 
 
 def test_rows_with_an_item_are_rejected_and_the_detail_names_it(tmp_path: Path) -> None:
@@ -73,7 +80,7 @@ def test_view_and_page_show_what_was_removed_beside_what_it_matched(tmp_path: Pa
 
 @pytest.mark.slow
 def test_report_keeps_and_counts_the_rows(tmp_path: Path) -> None:
-    workspace = project(tmp_path, [user(QUESTION), chat(1)], [{"question": QUESTION}], action="report")
+    workspace = project(tmp_path, [user(QUESTION), chat(1)], action="report")
 
     built = workspace.build(only=TO_ROWS)
 
@@ -93,7 +100,7 @@ def test_search_that_cannot_be_done_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(GateError, match=r"decontamination_items: 0 .*fields that the records of every file have"):
         workspace.build()
 
-    workspace = project(tmp_path, [chat(0)], [{"question": QUESTION}], max_ngrams=10)
+    workspace = project(tmp_path, [chat(0)], max_ngrams=10)
 
     with pytest.raises(ConfigError, match=r"datasets\.rows\.filters\.decontaminate\.max_ngrams: .* have 12 n-grams"):
         workspace.build(only=TO_ROWS)
@@ -114,11 +121,7 @@ def test_search_that_cannot_be_done_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_fields_are_paths_to_texts_lists_or_messages(tmp_path: Path, fields: list[str], record: dict[str, Any]) -> None:
-    workspace = Workspace(tmp_path)
-    workspace.write("items.jsonl", [record])
-    workspace.one(
-        "rows.jsonl", [user(QUESTION)], filters=decontaminate("data/items.jsonl", fields=fields, coverage=0.4)
-    )
+    workspace = project(tmp_path, [user(QUESTION)], [record], fields=fields, coverage=0.4)
 
     assert workspace.build(only=TO_ROWS).rejects() == [(0, "contaminated")]
 
@@ -133,33 +136,22 @@ def test_texts_of_every_kind_of_row_are_searched(tmp_path: Path) -> None:
         {"messages": [{"role": "system", "content": QUESTION}, start, ends[1]]},
     ]
 
-    built = project(tmp_path, rows, [{"question": QUESTION}]).build(only=TO_ROWS)
-
-    assert built.rejects() == [(0, "contaminated"), (1, "contaminated"), (2, "contaminated")]
-
-    workspace = Workspace(tmp_path)
-    workspace.write("items.jsonl", [{"question": QUESTION}])
-    filters = decontaminate("data/items.jsonl")
-    sources = {
-        "pairs": (PAIR, [{"prompt": QUESTION, "answer": "7"}, {"prompt": "Say it.", "answer": QUESTION}]),
-        "texts": ({"kind": "text"}, [{"text": f"Chapter 1. {QUESTION} Chapter 2."}, {"text": "Nothing of it."}]),
+    pairs = [{"prompt": QUESTION, "answer": "7"}, {"prompt": "Say it.", "answer": QUESTION}]
+    texts = [{"text": f"Chapter 1. {QUESTION} Chapter 2."}, {"text": "Nothing of it."}]
+    found = {
+        name: project(tmp_path / name, own, kind=kind).build(only=TO_ROWS).rejects()
+        for name, own, kind in (("chats", rows, CHAT), ("pairs", pairs, PAIR), ("texts", texts, TEXT))
     }
-    workspace.recipe(
-        {
-            name: workspace.dataset(f"{name}.jsonl", rows, kind, filters=filters)
-            for name, (kind, rows) in sources.items()
-        }
-    )
 
-    built = workspace.build(only=TO_ROWS)
-
-    assert [reason for _, reason in built.rejects("pairs")] == ["contaminated", "contaminated"]
-    assert built.rejects("texts") == [(0, "contaminated")]
+    assert {name: [place for place, _ in own] for name, own in found.items()} == {
+        "chats": [0, 1, 2], "pairs": [0, 1], "texts": [0],
+    }  # fmt: skip
+    assert {reason for own in found.values() for _, reason in own} == {"contaminated"}
 
 
 @pytest.mark.slow
 def test_another_benchmark_file_is_another_output_and_the_same_is_reused(tmp_path: Path) -> None:
-    workspace = project(tmp_path, [user(QUESTION), user(OTHER)], [{"question": QUESTION}])
+    workspace = project(tmp_path, [user(QUESTION), user(OTHER)])
     first = workspace.build(only=TO_ROWS)
     again = workspace.build(only=TO_ROWS)
 
@@ -173,7 +165,7 @@ def test_another_benchmark_file_is_another_output_and_the_same_is_reused(tmp_pat
 def test_the_filter_can_be_added_to_a_dataset_that_was_built_and_taken_away_again(tmp_path: Path) -> None:
     rows = [user(QUESTION), chat(1)]
     plain = Workspace(tmp_path).one("rows.jsonl", rows).build(only=TO_ROWS)
-    filtered = project(tmp_path, rows, [{"question": QUESTION}]).build(only=TO_ROWS)
+    filtered = project(tmp_path, rows).build(only=TO_ROWS)
     again = Workspace(tmp_path).one("rows.jsonl", rows).build(only=TO_ROWS)
 
     outcomes = plain.outcomes("rows", "canonical_rows")
@@ -186,10 +178,8 @@ def test_the_filter_can_be_added_to_a_dataset_that_was_built_and_taken_away_agai
 def test_splits_by_time_and_duplicates_stand_beside_it(tmp_path: Path) -> None:
     rows = [user(QUESTION), chat(1), chat(1), user(QUESTION), chat(2), chat(3)]
     dated = [row | {"time": at} for at, row in enumerate(rows)]
-    workspace = Workspace(tmp_path)
-    workspace.write("items.jsonl", [{"question": QUESTION}])
     splits = {"time_key": "time", "boundaries": {"validation": 5}}
-    workspace.one("rows.jsonl", dated, filters=decontaminate("data/items.jsonl"), splits=splits)
+    workspace = project(tmp_path, dated, options={"splits": splits})
 
     built = workspace.build(only=TO_ROWS)
 
@@ -207,13 +197,10 @@ def tokens(*texts: str) -> list[dict[str, Any]]:
 
 
 def test_token_ids_are_searched_as_the_text_that_they_are(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    workspace.write("items.jsonl", [{"question": QUESTION}, {"question": "Why seven?"}])
     rows = tokens(sentence(0, 30), f"Riddle: {QUESTION.upper()}", sentence(1, 30), "why seven?")
-    near = {"near_duplicates": {"ngram": 3, "min_words": 5}}
-    similar = tokens(f"{sentence(1, 30)} And more.")
-    filters = decontaminate("data/items.jsonl") | near
-    workspace.one("rows.jsonl", [*rows, *similar], {"kind": "tokens"}, filters=filters)
+    rows += tokens(f"{sentence(1, 30)} And more.")
+    items = [{"question": QUESTION}, {"question": "Why seven?"}]
+    workspace = project(tmp_path, rows, items, {"kind": "tokens"}, near={"ngram": 3, "min_words": 5})
 
     built = workspace.build(only=(*TO_ROWS, "tokenized_examples"))
 
@@ -226,18 +213,12 @@ def test_token_ids_are_searched_as_the_text_that_they_are(tmp_path: Path) -> Non
 
 
 def test_another_tokenizer_is_another_search_of_token_ids_and_of_nothing_else(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    workspace.write("items.jsonl", [{"question": QUESTION}])
     write_tokenizer(tmp_path / "tokenizer")
     write_tokenizer(tmp_path / "other", template="{{ messages }}")
 
     def find_code_version(kind: str, rows: list[dict[str, Any]], tokenizer: str) -> str:
-        steps = plan_steps(
-            workspace.one(
-                f"{kind}.jsonl", rows, {"kind": kind}, filters=decontaminate("data/items.jsonl"), tokenizer=tokenizer
-            ).project
-        )
-        return next(one.code_version for one in steps if one.key[-1] == "canonical_rows")
+        workspace = project(tmp_path, rows, kind={"kind": kind}, options={"tokenizer": tokenizer})
+        return next(one.code_version for one in plan_steps(workspace.project) if one.key[-1] == "canonical_rows")
 
     for kind, rows, is_other in (("tokens", tokens(QUESTION), True), ("chat", [chat(0)], False)):
         versions = {find_code_version(kind, rows, tokenizer) for tokenizer in ("tokenizer", "other")}
@@ -246,17 +227,13 @@ def test_another_tokenizer_is_another_search_of_token_ids_and_of_nothing_else(tm
 
 @pytest.mark.slow
 def test_prompt_and_both_sides_of_preferences_are_searched(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    workspace.write("items.jsonl", [{"question": QUESTION}])
     answers = ["I cannot say that.", "Ask somebody else."]
     texts = [("Hm.", *answers), (QUESTION, *answers), ("Yes?", QUESTION, answers[1]), ("No?", answers[0], QUESTION)]
     pairs: list[dict[str, Any]] = [dict(zip(("prompt", "chosen", "rejected"), one, strict=True)) for one in texts]
     longer = {"prompt": sentence(5, 30), "chosen": sentence(6, 30), "rejected": sentence(7, 30)}
     similar = longer | {"rejected": f"{sentence(7, 30)} And more."}
-    filters = decontaminate("data/items.jsonl") | {"near_duplicates": {}}
-    workspace.one("rows.jsonl", [*pairs, longer, similar], {"kind": "preference"}, filters=filters)
 
-    built = workspace.build()
+    built = project(tmp_path, [*pairs, longer, similar], kind={"kind": "preference"}, near={}).build()
 
     found = [(1, "contaminated"), (2, "contaminated"), (3, "contaminated"), (4, "near_duplicate")]
     assert built.rejects() == found

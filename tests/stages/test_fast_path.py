@@ -1,6 +1,5 @@
 """The fast path of plain chats gives the examples of the reference path, for real templates and hostile contents."""
 
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -40,24 +39,16 @@ def _renderer(template: str) -> Renderer:
     return Renderer(RendererSpec(text=template, special_tokens={"bos_token": "<s>", "eos_token": "</s>"}))
 
 
-def _mask_on_fast_path(masker: Masker, roles: Sequence[str], contents: Sequence[str]) -> MaskedConversation | None:
-    """Return a row's mask by its shape, if it has one and the shape's conditions hold."""
-    shape = masker.find_layout(tuple(roles))
-    if shape is None or not shape.holds(contents) or any(one in text for one in shape.literals for text in contents):
-        return None
-    return shape.mask(contents)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mark_all_but(list(ON_FAST_PATH)[:2], ON_FAST_PATH))
 def test_shape_of_a_real_template_gives_the_mask_of_the_reference_path(real_data: Path, name: str) -> None:
     _hold_the_check((real_data / f"templates/{name}.jinja").read_text(encoding="utf-8"), Loss())
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("of_prompts", [pytest.param(False, marks=pytest.mark.slow), True], ids=["rows", "prompts"])
 @pytest.mark.parametrize("name", ["chatml", "qwen3", "llama3.1", "gemma3"])
-def test_shape_of_a_bundled_template_gives_the_mask_of_the_reference_path(name: str) -> None:
-    _hold_the_check(read_named_template(name), Loss())
+def test_shape_of_a_bundled_template_gives_text_and_mask_of_the_reference_path(name: str, of_prompts: bool) -> None:
+    _hold_the_check(read_named_template(name), Loss(), of_prompts=of_prompts)
 
 
 @pytest.mark.slow
@@ -71,53 +62,29 @@ def test_shape_holds_for_every_choice_of_trained_messages(loss: Loss) -> None:
     _hold_the_check(CHATML, loss)
 
 
-def _hold_the_check(template: str, loss: Loss) -> None:
+def _hold_the_check(template: str, loss: Loss, *, of_prompts: bool = False) -> None:
+    """Compare rows, or prompts, whose shape holds with those of the reference path."""
     masker = Masker(_renderer(template), loss, MaskRules())
+    find = masker.find_prompt_layout if of_prompts else masker.find_layout
+    make = masker.render_prompt if of_prompts else masker.mask
     taken = 0
 
     @settings(max_examples=60)
-    @given(contents=st.lists(CONTENTS, min_size=2, max_size=5), system=st.booleans())
-    def check(contents: list[str], system: bool) -> None:
-        nonlocal taken
-        roles = (["system"] if system else []) + ["user", "assistant"] * len(contents)
-        roles = roles[: len(contents)]
-        fast = _mask_on_fast_path(masker, roles, contents)
-        if fast is None:
-            return
-        taken += 1
-        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
-        alone = masker.mask(Conversation(messages))
-        assert isinstance(alone, MaskedConversation)
-        assert (alone.text, alone.trained) == (fast.text, fast.trained)
-        assert alone == fast
-
-    check()
-
-    assert taken > 10
-
-
-@pytest.mark.parametrize("name", ["chatml", "qwen3", "llama3.1", "gemma3"])
-def test_shape_of_prompts_gives_the_text_and_places_of_the_reference_path(name: str) -> None:
-    renderer = _renderer(read_named_template(name))
-    prompts = Masker(renderer, Loss(), MaskRules())
-    taken = 0
-
-    @settings(max_examples=40)
-    @given(contents=st.lists(CONTENTS, min_size=1, max_size=4), system=st.booleans())
+    @given(contents=st.lists(CONTENTS, min_size=1 if of_prompts else 2, max_size=5), system=st.booleans())
     def check(contents: list[str], system: bool) -> None:
         nonlocal taken
         roles = [*(["system"] if system else []), *["user", "assistant"] * len(contents)][: len(contents)]
-        shape = prompts.find_prompt_layout(roles)
+        shape = find(tuple(roles))
         if shape is None or not shape.holds(contents):
             return
         if any(one in text for one in shape.literals for text in contents):
             return
         taken += 1
         messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
-        alone = prompts.render_prompt(Conversation(messages))
+        alone, fast = make(Conversation(messages)), shape.mask(contents)
         assert isinstance(alone, MaskedConversation)
-        fast = shape.mask(contents)
-        assert (alone.text, alone.trained) == (fast.text, ())
+        assert (alone.text, alone.trained) == (fast.text, fast.trained)
+        assert not (of_prompts and alone.trained)
         assert alone == fast
 
     check()

@@ -107,13 +107,19 @@ def records_of(workspace: Workspace, output: Manifest) -> list[dict[str, Any]]:
     ]
 
 
-def with_backend(workspace: Workspace, base_url: str, **options: Any) -> Workspace:
-    """Add a backend to the built recipe; its shards do not change."""
+def change_form(workspace: Workspace, **blocks: Mapping[str, Any]) -> Workspace:
+    """Change options of the format's blocks in the built recipe; its shards do not change."""
     values = yaml.safe_load(workspace.config.read_text())
-    backend = {"kind": "openai", "base_url": base_url, "model": "m", "retries": 0}
-    values["datasets"]["rows"]["format"]["generation"] = {"backend": backend, **options}
+    form = values["datasets"]["rows"]["format"]
+    form |= {name: {**form.get(name, {}), **options} for name, options in blocks.items()}
     workspace.config.write_text(yaml.safe_dump(values))
     return workspace
+
+
+def with_backend(workspace: Workspace, base_url: str, *, prompt_as: str = "text", **options: Any) -> Workspace:
+    """Add a backend to the built recipe."""
+    backend = {"kind": "openai", "base_url": base_url, "model": "m", "retries": 0, "prompt_as": prompt_as}
+    return change_form(workspace, generation={"backend": backend, **options})
 
 
 # ── Stages ─────────────────────────────────────────────────────────────────────────────────────────
@@ -140,12 +146,7 @@ def test_stages_that_need_a_trained_model_wait_for_a_request_and_a_backend(
 def test_generation_changes_no_shard_and_no_code_version(grouped: Workspace) -> None:
     before = {step.name: step.code_version for step in plan_steps(grouped.project)}
     other = Workspace(grouped.folder, str(grouped.store))
-    values = yaml.safe_load(grouped.config.read_text())
-    values["datasets"]["rows"]["format"]["generation"] = {
-        "temperature": 0.1,
-        "validation": {"group_by_ignore_invalid_records": True},
-    }
-    grouped.config.write_text(yaml.safe_dump(values))
+    change_form(grouped, generation={"temperature": 0.1, "validation": {"group_by_ignore_invalid_records": True}})
     after = {step.name: step.code_version for step in plan_steps(other.project)}
     again = other.build()
 
@@ -319,10 +320,7 @@ def test_ids_are_sent_if_configured(series: Workspace) -> None:
         return Reply([texts(reading("a", 3))] * request["n"])
 
     with serving(script) as server:
-        workspace = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
-        values = yaml.safe_load(workspace.config.read_text())
-        values["datasets"]["rows"]["format"]["generation"]["backend"]["prompt_as"] = "ids"
-        workspace.config.write_text(yaml.safe_dump(values))
+        workspace = with_backend(series, server.base_url, prompt_as="ids", samples_per_prompt=1, patience=1)
         run(workspace, "generated_series")
     examples = current_rows(workspace.project, "rows", "tokenized_examples", file="examples")
 
@@ -415,9 +413,7 @@ def test_interval_set_after_the_build_applies_to_new_records(
     with serving(following) as server:
         workspace = with_backend(series, server.base_url, samples_per_prompt=1, patience=1)
         first, _, _ = run(workspace, "generated_series")
-        values = yaml.safe_load(workspace.config.read_text())
-        values["datasets"]["rows"]["format"]["time_series"]["timestamp_interval_seconds"] = 7200
-        workspace.config.write_text(yaml.safe_dump(values))
+        change_form(workspace, time_series={"timestamp_interval_seconds": 7200})
         again, _, is_reused = run(workspace, "generated_series")
         capsys.readouterr()
         status = main.main(["generate", str(workspace.config)])

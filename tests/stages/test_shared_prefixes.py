@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from os.path import commonprefix
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,6 @@ from rowmill.core.errors import ConfigError
 from rowmill.inspection.trace import read_tree, trace_row, trace_sequence, view_sequence
 from rowmill.packing.pack_plan import keep_examples_whole
 from rowmill.packing.prefix_trees import find_cuts, plan_trees, sort_by_tokens
-from rowmill.reader import Reader
 from rowmill.reports import console, report_page, row_view
 from rowmill.reports.summary import summarize_recipe
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN
@@ -31,7 +30,7 @@ from rowmill.shards import native
 from rowmill.stages.packed_shards.pack_group import GroupTokens, gather_trees, has_whole_spans
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.support.loops import for_each
-from tests.support.recipes import PAIR, TEXT, Built, Workspace, chat
+from tests.support.recipes import PAIR, TEXT, Built, Workspace, chat, open_reader
 
 LEAST = 12
 SHARED = {"share_prefixes": True, "min_shared": LEAST}
@@ -44,7 +43,11 @@ EXAMPLE = st.lists(
 )
 
 
-def join_examples(examples: Sequence[Sequence[tuple[int, bool, float]]], least: int) -> GroupTokens:
+Examples: TypeAlias = list[list[tuple[int, bool, float]]]
+"""Examples as tokens: an id, whether it trains, and its weight."""
+
+
+def join_examples(examples: Examples, least: int) -> GroupTokens:
     lengths = [len(example) for example in examples]
     ids, mask, weights = (
         np.array(column) for column in zip(*(token for one in examples for token in one), strict=True)
@@ -60,16 +63,18 @@ def join_examples(examples: Sequence[Sequence[tuple[int, bool, float]]], least: 
     )
 
 
-@given(st.lists(EXAMPLE, min_size=1, max_size=30), st.integers(10, 40), st.integers(1, 3))
-def test_examples_read_back_from_trees_are_those_that_were_stored(
-    examples: list[list[tuple[int, bool, float]]], limit: int, least: int
-) -> None:
+def store_trees(examples: Examples, least: int, limit: int = 1000) -> pa.Table:
+    """Return the shard of examples that are numbered in their names."""
     tokens = join_examples(examples, least)
     pieces = keep_examples_whole(np.diff(tokens.offsets))
     plan = plan_trees(pieces, tokens.sort_pieces(pieces), limit)
     assert plan.trees is not None
+    return gather_trees(tokens, plan, plan.trees, dataset="rows", ignore_token_id=None)
 
-    table = gather_trees(tokens, plan, plan.trees, dataset="rows", ignore_token_id=None)
+
+@given(st.lists(EXAMPLE, min_size=1, max_size=30), st.integers(10, 40), st.integers(1, 3))
+def test_examples_read_back_from_trees_are_those_that_were_stored(examples: Examples, limit: int, least: int) -> None:
+    table = store_trees(examples, least, limit)
     found = native.recover_segments(table.combine_chunks())
 
     assert found.weights is not None
@@ -89,14 +94,8 @@ def test_examples_read_back_from_trees_are_those_that_were_stored(
 
 
 @given(st.lists(EXAMPLE, min_size=1, max_size=8))
-def test_stored_weights_or_labels_that_are_not_the_sums_are_found(
-    examples: list[list[tuple[int, bool, float]]],
-) -> None:
-    tokens = join_examples(examples, 1)
-    pieces = keep_examples_whole(np.diff(tokens.offsets))
-    plan = plan_trees(pieces, tokens.sort_pieces(pieces), 1000)
-    assert plan.trees is not None
-    table = gather_trees(tokens, plan, plan.trees, dataset="rows", ignore_token_id=None)
+def test_stored_weights_or_labels_that_are_not_the_sums_are_found(examples: Examples) -> None:
+    table = store_trees(examples, 1)
 
     def changed(name: str) -> pa.Table:
         column = table.column(name).combine_chunks()
@@ -110,6 +109,13 @@ def test_stored_weights_or_labels_that_are_not_the_sums_are_found(
 
 
 # ── Where conversations may be cut ─────────────────────────────────────────────────────────────────
+
+
+def last_common_cut(one: list[tuple[int, bool]], other: list[tuple[int, bool]], least: int) -> int:
+    """Return how many tokens two examples share up to the last cut that both have; nothing below the least."""
+    last = max((place for place, (_, is_cut) in enumerate(commonprefix([one, other]), 1) if is_cut), default=0)
+    return last if last >= least else 0
+
 
 SPAN = st.tuples(st.sampled_from(["template", "user", "assistant", "reasoning"]), st.integers(-1, 2), st.integers(1, 3))
 
@@ -151,9 +157,7 @@ def test_sorted_neighbors_share_up_to_the_last_cut_that_both_have(
 
     assert sorted(found.order.tolist()) == list(range(len(pieces)))
     for (first, second), shared in zip(pairwise(found.order), found.shared.tolist(), strict=True):
-        same = commonprefix([pieces[first], pieces[second]])
-        last = max((place for place, (_, is_cut) in enumerate(same, 1) if is_cut), default=0)
-        assert shared == (last if last >= least else 0)
+        assert shared == last_common_cut(pieces[first], pieces[second], least)
 
 
 # ── Whole builds ───────────────────────────────────────────────────────────────────────────────────
@@ -186,6 +190,16 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return build(tmp_path_factory.mktemp("shared"), **SHARED)
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return build(tmp_path_factory.mktemp("plain"))
+
+
+def inspect(built: Built, *options: str) -> int:
+    config, root = str(built.project.base / "configs/mini.yaml"), built.project.store.root
+    return main(["inspect", config, "--root", root, "--sequence", "rows/train/0", *options])
+
+
 def read_examples(table: pa.Table) -> Counter[tuple[Any, ...]]:
     """Return the examples of some rows of shards: id, tokens and labels."""
     found = native.recover_segments(table.combine_chunks())
@@ -211,18 +225,15 @@ def test_every_example_is_read_back_and_each_token_is_stored_once_or_counted_as_
     assert sum(map(read_examples, ranks), Counter[Any]()) == train
 
     facts, examples = shared.facts("rows", "packed_shards"), shared.examples()
-
-    ledger = {name: count for _, name, count in shared.manifest("rows", "packed_shards").token_ledger}
-
     total = sum(row["tokens"] for row in examples)
     assert facts["tokens"] + facts["tokens_shared"] == total
     assert (facts["conservation"], facts["shard_digests"], facts["tokens_left_out"]) == (0, 0, 0)
-    assert ledger == {"shared": facts["tokens_shared"]}
+    assert shared.manifest("rows", "packed_shards").token_ledger == (("all", "shared", facts["tokens_shared"]),)
     assert facts["tokens"] == sum(count_trie([row for row in examples if row["split"] == split]) for split in SPLITS)
     assert facts["tokens_shared"] > total / 3
 
 
-def test_summaries_name_the_tokens_and_bytes_that_sharing_saves(shared: Built, tmp_path: Path) -> None:
+def test_summaries_name_the_tokens_and_bytes_that_sharing_saves(shared: Built, plain: Built) -> None:
     output = shared.manifest("rows", "packed_shards")
     tokens, saved = output.facts["tokens"], output.facts["tokens_shared"]
     named = f"{saved:,} tokens, {12 * saved / 1000:.1f} kB"
@@ -235,7 +246,6 @@ def test_summaries_name_the_tokens_and_bytes_that_sharing_saves(shared: Built, t
     assert f"{(tokens + saved) / tokens:.1f} × fewer" in summary
     page = metadata.write_summary(output, [], [])
     assert f"**sharing saves {named}**" in page
-    plain = build(tmp_path)
     assert "sharing" not in console.summarize_output(plain.manifest("rows", "packed_shards"))
     assert " shared " not in summarize_recipe(plain.project)
 
@@ -250,39 +260,26 @@ def count_trie(examples: Sequence[dict[str, Any]]) -> int:
     )
     stored = len(coded[0]) if coded else 0
     for before, one in pairwise(coded):
-        same = commonprefix([before, one])
-        last = max((place for place, (_, is_cut) in enumerate(same, 1) if is_cut), default=0)
-        stored += len(one) - (last if last >= LEAST else 0)
+        stored += len(one) - last_common_cut(before, one, LEAST)
     return stored
 
 
-def test_build_without_trees_needs_more_sequences_and_has_no_mask_of_them(shared: Built, tmp_path: Path) -> None:
-    plain = build(tmp_path)
-
-    counts = [one.facts("rows", "packed_shards")["sequences"] for one in (shared, plain)]
-
-    assert counts[0] < counts[1]
+def test_build_without_trees_needs_more_sequences_and_has_no_mask_of_them(shared: Built, plain: Built) -> None:
+    assert shared.facts("rows", "packed_shards")["sequences"] < plain.facts("rows", "packed_shards")["sequences"]
     assert "segment_parents" not in plain.rows_of("rows", "packed_shards", file="shard")[0]
     assert "tokens_shared" not in plain.facts("rows", "packed_shards")
 
-    reader = Reader(plain.project.store.root, "mini", rank=0, world_size=2, as_torch=False)
-
     with pytest.raises(ConfigError, match="the batch has no subtree_ends; a recipe with"):
-        rowmill.tree_mask(next(iter(reader)))
-
-    reader = Reader(shared.project.store.root, "mini", rank=0, world_size=2, as_torch=False)
-
+        rowmill.tree_mask(next(iter(open_reader(plain, 0, 2))))
     with pytest.raises(ConfigError, match="data_files of a build with"):
-        _ = reader.data_files
+        _ = open_reader(shared, 0, 2).data_files
 
 
 def list_batches(built: Built, layout: Any) -> list[dict[str, Any]]:
     return [
         {name: np.asarray(values).tolist() for name, values in batch.items()}
         for rank in range(2)
-        for batch in Reader(
-            built.project.store.root, "mini", rank=rank, world_size=2, batch_size=3, layout=layout, as_torch=False
-        )
+        for batch in open_reader(built, rank, 2, batch_size=3, layout=layout)
     ]
 
 
@@ -298,10 +295,7 @@ def test_batches_are_the_same_for_both_rank_layouts_and_any_number_of_workers(sh
 
 
 def test_batches_name_predecessors_and_what_each_query_attends_to(shared: Built) -> None:
-    flat, padded = (
-        Reader(shared.project.store.root, "mini", rank=0, world_size=2, layout=layout, as_torch=False).get_batch([0, 1])
-        for layout in ("flat", "padded")
-    )
+    flat, padded = (open_reader(shared, 0, 2, layout=layout).get_batch([0, 1]) for layout in ("flat", "padded"))
 
     for batch in (flat, padded):
         allowed, before = rowmill.tree_mask(batch), batch["predecessors"]
@@ -361,15 +355,8 @@ def test_more_sources_than_are_shown_whole_are_all_named(tmp_path: Path) -> None
 
 
 @given(st.lists(EXAMPLE, min_size=1, max_size=12), st.integers(1, 3))
-def test_tree_of_a_sequence_says_what_each_example_holds_and_trains(
-    examples: list[list[tuple[int, bool, float]]], least: int
-) -> None:
-    tokens = join_examples(examples, least)
-    pieces = keep_examples_whole(np.diff(tokens.offsets))
-    plan = plan_trees(pieces, tokens.sort_pieces(pieces), 1000)
-    assert plan.trees is not None
-    table = gather_trees(tokens, plan, plan.trees, dataset="rows", ignore_token_id=None)
-
+def test_tree_of_a_sequence_says_what_each_example_holds_and_trains(examples: Examples, least: int) -> None:
+    table = store_trees(examples, least)
     for at in range(table.num_rows):
         row = table.slice(at, 1).to_pylist()[0]
         tree = read_tree(row)
@@ -395,12 +382,11 @@ def test_tree_of_a_sequence_says_what_each_example_holds_and_trains(
 def test_inspected_sequence_shows_its_tree_and_the_text_of_each_segment_once(
     shared: Built, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config, root = str(shared.project.base / "configs/mini.yaml"), shared.project.store.root
     traced = trace_sequence(shared.project, "rows/train/0")
     tree = traced.tree
     assert tree is not None
 
-    assert main(["inspect", config, "--root", root, "--sequence", "rows/train/0"]) == 0
+    assert inspect(shared) == 0
 
     shown = capsys.readouterr().out
     of_all = sum(example.tokens for example in tree.examples)
@@ -415,11 +401,7 @@ def test_inspected_sequence_shows_its_tree_and_the_text_of_each_segment_once(
     for example in tree.examples:
         trained = ", ".join(f"{first} to {first + count - 1}" for first, count, _ in example.targets)
         assert re.search(rf" {re.escape(trained)} +{re.escape(example.example_id)} +data/\d\.jsonl:\d+", branches)
-    ids = next(
-        shared.project.store.table(part.files["shard"])
-        for part in shared.manifest("rows", "packed_shards").parts
-        if part.facts.get("split") == "train"
-    ).column("input_ids")[0].as_py()  # fmt: skip
+    ids = shared.rows_of("rows", "packed_shards", file="shard")[0]["input_ids"]
     written = re.sub(r"\n*── segment .*\n", "", f"── segment 0{texts}").rstrip("\n")
     assert re.sub("[⟦⟧\n]", "", written) == decode(shared, ids).replace("\n", "")
     assert texts.count("── segment ") == len(tree.segments) - 1
@@ -427,10 +409,7 @@ def test_inspected_sequence_shows_its_tree_and_the_text_of_each_segment_once(
 
 @for_each("option", [["--row", "x:1"], ["--dataset", "rows"]])
 def test_sequence_is_inspected_by_itself(shared: Built, option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    config, root = str(shared.project.base / "configs/mini.yaml"), shared.project.store.root
-
-    assert main(["inspect", config, "--root", root, "--sequence", "rows/train/0", *option]) == ExitStatus.INVALID
-
+    assert inspect(shared, *option) == ExitStatus.INVALID
     expected = (
         f"--sequence rows/train/0 with {option[0]}: a sequence names its dataset, and holds several rows; expected "
     )

@@ -14,7 +14,7 @@ from tests.support import export_readers as readers
 from tests.support.built_exports import open_built_export
 from tests.support.export_cases import VECTOR, export, sequences, terms, write
 from tests.support.export_readers import Segment
-from tests.support.preferences import preference_workspace
+from tests.support.preferences import cut_sides, preference_workspace
 from tests.support.recipes import Built
 
 
@@ -51,9 +51,7 @@ def _build(folder: Path, form: dict[str, Any], export: dict[str, Any], **groups:
 
 
 def _sides(example: dict[str, Any]) -> list[Segment]:
-    lengths = example["side_lengths"]
-    ids, masks = readers.cut(example["input_ids"], lengths), readers.cut(example["loss_mask"], lengths)
-    return [(tuple(one), tuple(mask)) for one, mask in zip(ids, masks, strict=True)]
+    return [(tuple(ids), tuple(mask)) for ids, mask in cut_sides(example)]
 
 
 def _load(built: Built) -> list[dict[str, Any]]:

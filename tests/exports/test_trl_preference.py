@@ -2,7 +2,6 @@
 
 import ast
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from rowmill.schema.rows import Message
 from rowmill.stages.exports import format_trainer_pointer
 from tests.support.built_exports import load_rows, open_built_export
 from tests.support.messages import assistant, user
-from tests.support.preferences import preference, preference_workspace
+from tests.support.preferences import cut_sides, preference, preference_workspace
 from tests.support.recipes import Built, Workspace, sentence
 
 pytestmark = pytest.mark.slow
@@ -41,10 +40,8 @@ def _load(built: Built, name: str) -> Any:
 
 def _sides(example: dict[str, Any]) -> list[tuple[Ids, Ids]]:
     """Return the prompt and the answer of each side of an example, up to its last target."""
-    edges = np.cumsum([0, *example["side_lengths"]]).tolist()
     found: list[tuple[Ids, Ids]] = []
-    for first, end in pairwise(edges):
-        ids, mask = example["input_ids"][first:end], example["loss_mask"][first:end]
+    for ids, mask in cut_sides(example):
         size, last = example["prompt_length"], int(np.flatnonzero(mask)[-1]) + 1
         found.append((tuple(ids[:size]), tuple(ids[size:last])))
     return found

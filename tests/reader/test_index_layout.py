@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -25,10 +25,11 @@ from rowmill.core import remote
 from rowmill.core.errors import ConfigError, IntegrityError
 from rowmill.core.storage import Store
 from rowmill.inspection import trace
-from rowmill.reader import Batch, Reader, stored_rows
+from rowmill.reader import Reader, stored_rows
 from rowmill.schema import manifest
 from tests.support.object_server import serving_s3fs
 from tests.support.preferences import preference
+from tests.support.reader_builds import in_bytes
 from tests.support.recipes import PAIR, TEXT, Built, Workspace, chat, document, flip_bit, open_reader, pair
 
 WORLD = 4
@@ -88,15 +89,6 @@ def open_remote(workspace: Workspace, name: str, **options: Any) -> Reader:
     """Copy what was published to a storage in memory, and open it there."""
     fsspec.filesystem("memory").put(str(workspace.store / "mini"), f"/{name}/mini", recursive=True)
     return Reader(f"memory://{name}", "mini", rank=0, world_size=1, as_torch=False, **options)
-
-
-def in_bytes(batches: Iterable[Batch]) -> list[dict[str, Any]]:
-    """Return batches with their arrays as dtype, shape and bytes."""
-    return [
-        {name: (str(value.dtype), value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
-         for name, value in batch.items()}
-        for batch in batches
-    ]  # fmt: skip
 
 
 def shard_of(workspace: Workspace) -> Path:

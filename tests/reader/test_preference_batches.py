@@ -9,7 +9,7 @@ import pytest
 
 from rowmill.core.errors import ConfigError
 from rowmill.reader import Reader
-from tests.support.preferences import preference, preference_workspace
+from tests.support.preferences import cut_sides, preference, preference_workspace
 from tests.support.recipes import CHAT, Workspace, chat, open_reader
 
 pytestmark = pytest.mark.slow
@@ -26,12 +26,6 @@ def _build(workspace: Workspace) -> Reader:
     return open_reader(workspace, batch_size=3, layout="preference")
 
 
-def _cut(example: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
-    cut = example["side_lengths"][0]
-    ids, mask = example["input_ids"], np.array(example["loss_mask"], int).tolist()
-    return [(ids[:cut], mask[:cut]), (ids[cut:], mask[cut:])]
-
-
 def _read_sides(batch: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
     """Return each row's ids and mask without its padding, which must be at the end."""
     attention = batch["attention_mask"]
@@ -46,7 +40,7 @@ def _read_sides(batch: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
 def test_batches_have_every_pair_once_with_its_sides_and_margin(tmp_path: Path, packing: dict[str, Any]) -> None:
     records = [_record(i, margin=i / 4) for i in range(30)]
     workspace = preference_workspace(tmp_path, PAIRS, [], records=records, packing=packing)
-    expected = sorted((*_cut(one), one["margin"]) for one in workspace.examples())
+    expected = sorted((*cut_sides(one), one["margin"]) for one in workspace.examples())
     batches = list(_build(workspace))
     integers = ["input_ids", "attention_mask", "completion_mask"]
     found = []

@@ -87,7 +87,7 @@ def test_report_keeps_and_counts_the_rows(tmp_path: Path) -> None:
     made = built.manifest("rows", "canonical_rows")
     assert (built.rejects(), made.facts["kept"], made.facts["contaminated"]) == ([], 2, 0.5)
     assert query_views(workspace.project.store, "select count(*) from contamination")[1] == [(1,)]
-    result = next(one for one in built.steps["rows", "canonical_rows"][1] if one.check == "contaminated")
+    result = built.result("contaminated", "rows", "canonical_rows")
     assert (result.failed, result.blocking) == (True, False)
 
 

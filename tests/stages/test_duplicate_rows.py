@@ -117,7 +117,7 @@ def test_numbers_of_rows_and_parts_are_those_of_the_rows_that_are_left(tmp_path:
     built = build(tmp_path, [lines([{"messages": list(said)}] * 300), lines(others)], CHAT)
 
     made = built.manifest("rows", "canonical_rows")
-    [unknown] = [one for one in built.steps["rows", "canonical_rows"][1] if one.check == "unknown_roles"]
+    unknown = built.result("unknown_roles", "rows", "canonical_rows")
 
     assert (made.facts["kept"], made.facts["rejected"]) == (3, 299)
     assert made.facts["unknown_roles"] == unknown.value == pytest.approx(2 / 3)

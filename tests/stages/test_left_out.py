@@ -34,15 +34,20 @@ def fates(built: Built) -> list[tuple[int, str, str]]:
     return [(int(row["row_id"].rsplit(":", 1)[1]), row["state"], row["reason"]) for row in rows]
 
 
-def kept_tokens(built: Built) -> dict[int, list[int]]:
-    """Return what the sequences show of each record, by its number."""
-    shown: dict[int, list[int]] = {}
+def list_segments(built: Built) -> Iterator[tuple[str, list[int], list[int]]]:
+    """Yield the example, the ids and the labels of every segment of the shards."""
     for row in built.rows_of("rows", "packed_shards", file="shard"):
         at = 0
         for name, length in zip(row["example_ids"], row["segment_lengths"], strict=True):
-            number = int(name.split("#")[0].rsplit(":", 1)[1])
-            shown.setdefault(number, []).extend(row["input_ids"][at : at + length])
+            yield name, row["input_ids"][at : at + length], row["labels"][at : at + length]
             at += length
+
+
+def kept_tokens(built: Built) -> dict[int, list[int]]:
+    """Return what the sequences show of each record, by its number."""
+    shown: dict[int, list[int]] = {}
+    for name, ids, _ in list_segments(built):
+        shown.setdefault(int(name.split("#")[0].rsplit(":", 1)[1]), []).extend(ids)
     return shown
 
 
@@ -78,15 +83,10 @@ def test_packing_loss_is_the_larger_share_of_examples_and_trained_tokens(
 ) -> None:
     built = built_of(tmp_path, ROWS, PAIR, slice_strategy=strategy)
     packed = built.manifest("rows", "packed_shards")
-    trained = {row["example_id"]: row["trained_tokens"] for row in built.examples()}
-    shown: dict[str, int] = dict.fromkeys(trained, 0)
-    for row in built.rows_of("rows", "packed_shards", file="shard"):
-        at = 0
-        for name, length in zip(row["example_ids"], row["segment_lengths"], strict=True):
-            shown[name] += sum(label != -100 for label in row["labels"][at : at + length])
-            at += length
+    trained = sum(row["trained_tokens"] for row in built.examples())
+    shown = sum(label != -100 for _, _, labels in list_segments(built) for label in labels)
     gone = sum(state == "rejected" for _, state, _ in fates(built)) / len(ROWS)
-    lost = 1 - sum(shown.values()) / sum(trained.values())
+    lost = 1 - shown / trained
     found = packed.facts["packing_loss"]
 
     assert expected is None or fates(built) == expected

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from rowmill.inspection.trace import trace_sequence, view_sequence
-from rowmill.reader import Reader
-from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
-from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, sentence
+from tests.support.built_exports import load_rows
+from tests.support.preferences import cut_sides
+from tests.support.reader_builds import in_bytes
+from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, document, open_encoder, open_reader, sentence
 
 MULTIPLE = 16
 EXPORTS = [{"kind": "native", "name": "native"}, {"kind": "hf", "name": "hf"}]
@@ -87,29 +88,15 @@ def test_every_segment_of_shards_and_ranks_is_padded_and_no_token_is_lost(padded
 def test_indexes_of_padded_sequences_have_the_batches_and_counts_of_copies(padded: Built, tmp_path: Path) -> None:
     indexed = build(tmp_path, CHATS, CHAT, layout="index", segment_multiple_of=MULTIPLE)
 
-    first, second = (
-        [
-            {name: np.asarray(values).tolist() for name, values in batch.items()}
-            for rank in range(2)
-            for batch in Reader(one.project.store.root, "mini", rank=rank, world_size=2, batch_size=3, as_torch=False)
-        ]
-        for one in (padded, indexed)
-    )
-
-    assert first == second
+    for rank in range(2):
+        first, second = (in_bytes(open_reader(one, rank, 2, batch_size=3)) for one in (padded, indexed))
+        assert first
+        assert first == second
     assert indexed.manifest("gpu_partitions").token_ledger == padded.manifest("gpu_partitions").token_ledger
 
 
 def test_native_export_is_padded_and_others_are_not(padded: Built) -> None:
-    native, plain = (
-        [
-            row
-            for name, file in padded.manifest("exports", name).parts[0].files.items()
-            if name.startswith("data/")
-            for row in padded.project.store.table(file).to_pylist()
-        ]
-        for name in ("native", "hf")
-    )
+    native, plain = (load_rows(padded, name).to_list() for name in ("native", "hf"))
 
     segments = [(row["segment_lengths"], row["segment_padding"], row["seq_lengths"]) for row in native]
     assert all([-length % MULTIPLE for length in lengths] == padding for lengths, padding, _ in segments)
@@ -119,9 +106,7 @@ def test_native_export_is_padded_and_others_are_not(padded: Built) -> None:
 
 
 def test_traces_shown_sequences_and_readers_tell_padding_from_tokens(padded: Built) -> None:
-    encoder = Encoder(open_tokenizer(str(padded.project.base / "tokenizer"), Path()))
-
-    shown = view_sequence(padded.project, "rows", encoder, max_tokens=10_000)
+    shown = view_sequence(padded.project, "rows", open_encoder(padded), max_tokens=10_000)
     traced = trace_sequence(padded.project, "rows/train/0:0")
 
     assert shown is not None
@@ -136,7 +121,7 @@ def test_traces_shown_sequences_and_readers_tell_padding_from_tokens(padded: Bui
     [example] = [one for one in padded.examples() if one["example_id"] == last.example_id]
     assert token.read("input_ids")[0] == example["input_ids"][0]
 
-    reader = Reader(padded.project.store.root, "mini", rank=0, world_size=2, batch_size=3, as_torch=False)
+    reader = open_reader(padded, 0, 2, batch_size=3)
     rows = [reader[i] for i in range(3)]
 
     flat = next(iter(reader))
@@ -147,8 +132,7 @@ def test_traces_shown_sequences_and_readers_tell_padding_from_tokens(padded: Bui
     assert real.tolist() == [length for row in rows for length in row.real_lengths.tolist()]
     assert (real < spans).any()
     assert (-real % MULTIPLE == spans - real).all()
-    other = Reader(padded.project.store.root, "mini", rank=0, world_size=2, batch_size=3, layout="padded")
-    batch = other.get_batch([0, 1, 2])
+    batch = open_reader(padded, 0, 2, batch_size=3, layout="padded").get_batch([0, 1, 2])
     assert int(batch["attention_mask"].sum()) == int(real.sum()) == int((batch["segment_ids"] >= 0).sum())
 
 
@@ -225,19 +209,11 @@ def test_sides_of_pairs_are_padded_and_batches_of_pairs_are_not(tmp_path: Path) 
     assert len(pieces(built)) == 60
     facts = built.facts("rows", "packed_shards")
     assert (facts["pair_intact"], facts["prompt_identical"], facts["conservation"]) == (0, 0, 0)
-    reader = Reader(
-        built.project.store.root, "mini", rank=0, world_size=2, layout="preference", as_torch=False, batch_size=2
-    )
-    batch = next(iter(reader))
-    sides = {tuple(one) for row in built.examples() for one in _cut_sides(row)}
+    batch = next(iter(open_reader(built, 0, 2, layout="preference", batch_size=2)))
+    sides = {tuple(ids) for row in built.examples() for ids, _ in cut_sides(row)}
     sizes = batch["attention_mask"].sum(axis=1)
     shown = {tuple(ids[:size]) for ids, size in zip(batch["input_ids"].tolist(), sizes.tolist(), strict=True)}
     assert shown <= sides
-
-
-def _cut_sides(example: dict[str, Any]) -> tuple[list[int], list[int]]:
-    first = example["side_lengths"][0]
-    return example["input_ids"][:first], example["input_ids"][first:]
 
 
 def test_default_length_of_a_side_leaves_its_padding_space(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from tokenizers import Tokenizer
 from rowmill.schema.rows import Rejected
 from rowmill.stages.packed_shards.pack_group import count_damaged_pairs
 from tests.end_to_end.test_row_vectors import workspace as vector_workspace
+from tests.support.preferences import cut_sides
 from tests.support.recipes import CHAT, CHATML, TO_EXAMPLES, Workspace, chat, sentence, tokenizer_json, write_tokenizer
 from tests.support.row_reading import read
 
@@ -97,11 +97,6 @@ def _records(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def _cut_sides(example: dict[str, Any]) -> list[tuple[list[int], list[bool]]]:
-    edges = np.cumsum([0, *example["side_lengths"]]).tolist()
-    return [(example["input_ids"][a:b], example["loss_mask"][a:b]) for a, b in pairwise(edges)]
-
-
 def test_side_is_the_chat_of_its_messages_alone_or_in_a_pair(tmp_path: Path) -> None:
     records = _records(20)
     chats = []
@@ -114,14 +109,14 @@ def test_side_is_the_chat_of_its_messages_alone_or_in_a_pair(tmp_path: Path) -> 
     loss, off = {"boundary": "split"}, {"deduplicate": False}
     alone = Workspace(tmp_path / "chats").one("a.jsonl", chats, CHAT, loss=loss, filters=off).examples()
 
-    sides = [side for example in pairs for side in _cut_sides(example)]
+    sides = [side for example in pairs for side in cut_sides(example)]
     assert sides == [(one["input_ids"], one["loss_mask"]) for one in alone]
 
     marked = Workspace(tmp_path / "marked").one("a.jsonl", records, {**PAIRS, "objective": "unpaired"}).examples()
 
     assert [one["example_id"].rpartition("#")[2] for one in marked[:4]] == ["0", "1", "0", "1"]
     assert [one["sides"] for one in marked[:2]] == [[1], [0]]
-    of_pairs = Counter((side, tuple(ids)) for one in pairs for side, (ids, _) in zip(one["sides"], _cut_sides(one),
+    of_pairs = Counter((side, tuple(ids)) for one in pairs for side, (ids, _) in zip(one["sides"], cut_sides(one),
                                                                                      strict=True))  # fmt: skip
     assert of_pairs == Counter((one["sides"][0], tuple(one["input_ids"])) for one in marked)
 
@@ -131,7 +126,7 @@ def test_control_strings_are_the_same_text_on_both_sides(tmp_path: Path) -> None
 
     [example] = Workspace(tmp_path).one("a.jsonl", [record], PAIRS).examples()
 
-    first, second = (ids for ids, _ in _cut_sides(example))
+    first, second = (ids for ids, _ in cut_sides(example))
     size = example["prompt_length"]
     assert first[:size] == second[:size]
 
@@ -184,10 +179,7 @@ def test_ranks_have_fillers_without_sides(tmp_path: Path) -> None:
     made = Workspace(tmp_path).one("a.jsonl", _records(9), PAIRS, filters={}).build()
 
     ranks = made.manifest("gpu_partitions")
-    tables = [made.project.store.table(file) for part in ranks.parts for file in part.files.values()
-              if "data/" in file.path]  # fmt: skip
-    rows = [row for table in tables for row in table.to_pylist()]
-    assert Counter(tuple(row["sides"]) for row in rows) == {(1, 0): 9, (None,): 1}
+    assert Counter(tuple(row["sides"]) for row in made.rank_rows()) == {(1, 0): 9, (None,): 1}
     assert ranks.facts["conservation"] == 0
 
 
@@ -266,7 +258,7 @@ def test_real_pairs_share_their_prompts(tmp_path: Path, real_data: Path) -> None
     examples = [row for table in tables for row in table.to_pylist()]
     assert len(examples) == 305
     for example in examples:
-        (first, _), (second, _) = _cut_sides(example)
+        (first, _), (second, _) = cut_sides(example)
         assert first[: example["prompt_length"]] == second[: example["prompt_length"]]
     duplicates = made.manifest("dpo", "canonical_rows").tables["rejects"].rows
     assert [line[:2] for line in duplicates] == [("duplicate", 5)]

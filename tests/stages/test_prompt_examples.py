@@ -120,10 +120,9 @@ def test_copies_of_a_prompt_with_other_truths_warn(tmp_path: Path) -> None:
 
     made = workspace.build(only=TO_ROWS)
 
-    rows = made.manifest("rows", "canonical_rows")
-    assert rows.facts["ground_truth_conflicts"] == 1
-    assert rows.facts["kept"] == 5
-    [result] = [one for one in made.steps["rows", "canonical_rows"][1] if one.check == "ground_truth_conflicts"]
+    facts = made.facts("rows", "canonical_rows")
+    assert (facts["ground_truth_conflicts"], facts["kept"]) == (1, 5)
+    result = made.result("ground_truth_conflicts", "rows", "canonical_rows")
     assert (result.passed, result.blocking) == (False, False)
 
 

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from rowmill.checks.judge import CheckResult
-from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
-from tests.stages.test_reject_samples import find_result
-from tests.support.recipes import CHAT, TO_EXAMPLES, Built, Workspace
+from tests.support.recipes import CHAT, TO_EXAMPLES, Built, Workspace, open_encoder
+from tests.support.tables import trained_ids
 
 pytestmark = pytest.mark.slow
 
@@ -33,15 +32,11 @@ def build(folder: Path, rows: list[dict[str, Any]], kind: Any = CHAT, chat: str 
 
 
 def results(built: Built) -> list[CheckResult]:
-    return [find_result(built, "tokenized_examples", name) for name in ("reasoning_dropped", "content_dropped")]
+    return [built.result(name, "rows", "tokenized_examples") for name in ("reasoning_dropped", "content_dropped")]
 
 
 def trained_text(built: Built) -> list[str]:
-    encoder = Encoder(open_tokenizer("tokenizer", built.project.base))
-    return [
-        encoder.decode([token for token, trains in zip(one["input_ids"], one["loss_mask"], strict=True) if trains])
-        for one in built.examples("rows")
-    ]
+    return [*map(open_encoder(built).decode, trained_ids(built))]
 
 
 def test_reasoning_in_a_key_is_lost_and_both_checks_say_so(tmp_path: Path) -> None:

@@ -12,20 +12,14 @@ from rowmill.build import runner
 from rowmill.build.gate import open_inputs
 from rowmill.build.steps import plan_steps
 from rowmill.checks.expectation_suite import render_expectations_page
-from rowmill.checks.judge import CheckResult
 from rowmill.core.console import render_text
 from rowmill.core.errors import GateError
 from rowmill.parts.accounts import MAX_VALUE_CHARS, clean_value
 from rowmill.reports import report_page
 from rowmill.reports.console import render_check_result
-from tests.support.recipes import TO_ROWS, Built, Workspace, chat, lines
+from tests.support.recipes import TO_ROWS, Workspace, chat, lines
 
 EXAMPLES = (*TO_ROWS, "tokenized_examples", "truncation_stats")
-
-
-def find_result(built: Built, stage: str, check: str) -> CheckResult:
-    _, results = built.steps["rows", stage]
-    return next(one for one in results if one.check == check)
 
 
 def make_workspace(folder: Path, content: bytes | Iterable[Mapping[str, Any]], **groups: Any) -> Workspace:
@@ -44,7 +38,7 @@ def test_rejects_are_summarized_by_three_reasons_with_detail_and_line(tmp_path: 
     bad = [b"{", b'{"talk": []}', b"{", b'{"messages": []}', b"{", b'{"talk": []}', b'{"messages": "x"}', b""]
     content = lines(map(chat, range(3))) + b"\n" + b"\n".join(bad)
 
-    one = find_result(make_workspace(tmp_path, content).build(only=TO_ROWS), "canonical_rows", "rejects")
+    one = make_workspace(tmp_path, content).build(only=TO_ROWS).result("rejects", "rows", "canonical_rows")
 
     first, second, third, rest = one.causes
     assert re.fullmatch(r"invalid_json: 3, the first is data/a\.jsonl line 5 \(\w+:3\): .+", first)
@@ -55,7 +49,7 @@ def test_rejects_are_summarized_by_three_reasons_with_detail_and_line(tmp_path: 
 
 def test_overlong_examples_and_dropped_rows_are_counted_with_a_length_and_the_limit(tmp_path: Path) -> None:
     rows = [chat(i, words=words) for i, words in ((1, 8), (2, 8), (0, 900), (3, 1200))]
-    one = find_result(make_workspace(tmp_path, rows).build(only=EXAMPLES), "truncation_stats", "context_overflow")
+    one = make_workspace(tmp_path, rows).build(only=EXAMPLES).result("context_overflow", "rows", "truncation_stats")
 
     pattern = (
         r"truncated: 2, the first is data/a\.jsonl line 3 \(\w+:2#0\): ([\d,]+) tokens, at most 256; "
@@ -69,7 +63,7 @@ def test_overlong_examples_and_dropped_rows_are_counted_with_a_length_and_the_li
     rows = [chat(i, words=8 if i else 900) for i in (1, 2, 0, 3)]
     workspace = make_workspace(tmp_path, rows, truncation={"overlong": "drop"})
 
-    one = find_result(workspace.build(only=EXAMPLES), "truncation_stats", "context_overflow")
+    one = workspace.build(only=EXAMPLES).result("context_overflow", "rows", "truncation_stats")
 
     pattern = r"overlong: 1, the first is data/a\.jsonl line 3 \(\w+:2\): \d+ tokens, at most 256"
     assert re.fullmatch(pattern, one.causes[0])
@@ -90,9 +84,8 @@ def test_missing_source_leaves_the_record_number(tmp_path: Path) -> None:
 
 
 def test_passing_check_names_no_cause(tmp_path: Path) -> None:
-    one = find_result(
-        make_workspace(tmp_path, map(chat, range(3))).build(only=TO_ROWS), "canonical_rows", "unknown_roles"
-    )
+    built = make_workspace(tmp_path, map(chat, range(3))).build(only=TO_ROWS)
+    one = built.result("unknown_roles", "rows", "canonical_rows")
 
     assert (one.passed, one.causes, one.message) == (True, (), one.sentence)
 
@@ -103,7 +96,7 @@ def test_every_place_that_shows_unknown_roles_shows_their_counts_and_a_line_of_t
     roles = ["user", "narrator", "critic", "narrator", "user", "narrator", "oracle", "wizard"]
     workspace = make_workspace(tmp_path, [with_role(i, role) for i, role in enumerate(roles)])
     built = workspace.build(only=TO_ROWS)
-    one = find_result(built, "canonical_rows", "unknown_roles")
+    one = built.result("unknown_roles", "rows", "canonical_rows")
     made = built.manifest("rows", "canonical_rows")
     thresholds = built.project.graph.thresholds[made.key]
 

@@ -28,9 +28,9 @@ from rowmill.reports.summary import summarize_recipe
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN
 from rowmill.shards import native
 from rowmill.stages.packed_shards.pack_group import GroupTokens, gather_trees, has_whole_spans
-from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.support.loops import for_each
-from tests.support.recipes import PAIR, TEXT, Built, Workspace, chat, open_reader
+from tests.support.reader_builds import in_bytes
+from tests.support.recipes import PAIR, TEXT, Built, Workspace, chat, open_encoder, open_reader
 
 LEAST = 12
 SHARED = {"share_prefixes": True, "min_shared": LEAST}
@@ -276,11 +276,7 @@ def test_build_without_trees_needs_more_sequences_and_has_no_mask_of_them(shared
 
 
 def list_batches(built: Built, layout: Any) -> list[dict[str, Any]]:
-    return [
-        {name: np.asarray(values).tolist() for name, values in batch.items()}
-        for rank in range(2)
-        for batch in open_reader(built, rank, 2, batch_size=3, layout=layout)
-    ]
+    return [batch for rank in range(2) for batch in in_bytes(open_reader(built, rank, 2, batch_size=3, layout=layout))]
 
 
 @pytest.mark.slow
@@ -417,13 +413,11 @@ def test_sequence_is_inspected_by_itself(shared: Built, option: list[str], capsy
 
 
 def decode(built: Built, ids: Sequence[int]) -> str:
-    return Encoder(open_tokenizer(str(built.project.base / "tokenizer"), Path())).decode(ids)
+    return open_encoder(built).decode(ids)
 
 
 def test_shown_sequence_has_each_stored_token_once(shared: Built) -> None:
-    encoder = Encoder(open_tokenizer(str(shared.project.base / "tokenizer"), Path()))
-
-    shown = view_sequence(shared.project, "rows", encoder, max_tokens=10_000)
+    shown = view_sequence(shared.project, "rows", open_encoder(shared), max_tokens=10_000)
 
     assert shown is not None
     assert (

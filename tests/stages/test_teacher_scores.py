@@ -21,6 +21,7 @@ import yaml
 from rowmill.build.steps import plan_steps
 from rowmill.cli.error_boundary import ExitStatus
 from rowmill.cli.main import main
+from rowmill.reader import Reader
 from rowmill.schema.manifest import Manifest
 from rowmill.stages import teacher_scores
 from rowmill.stages.teacher_scores import MisalignedAnswerError, read_prompt_logprobs
@@ -29,7 +30,6 @@ from tests.support.completions_server import CompletionsServer, Reply, serving
 from tests.support.recipes import (
     LENIENT,
     PAIR,
-    TEXT,
     TO_EXAMPLES,
     Built,
     Workspace,
@@ -37,9 +37,8 @@ from tests.support.recipes import (
     current,
     current_rows,
     document,
-    open_reader,
     pair,
-)  # fmt: skip
+)
 
 LENIENT_STUDENT = LENIENT | {"same_tokenization": {"at_least": 0}}
 TOP_K = 4
@@ -167,7 +166,7 @@ def test_scored_dataset_is_built_with_each_score_at_its_token(built: Workspace, 
 
     seen = 0
     for rank in range(2):
-        for batch in open_reader(student, rank, 2):
+        for batch in Reader(student.project.store.root, "mini", rank=rank, world_size=2, as_torch=False):
             borders = batch["cu_seq_lens_q"].tolist()
             for begin, end in pairwise(borders):
                 ids, labels = batch["input_ids"][0, begin:end].tolist(), batch["labels"][0, begin:end]
@@ -186,7 +185,7 @@ def test_printed_lines_read_every_score_of_a_build(
     workspace = Workspace(tmp_path / "a, b: [c]")
     datasets = {
         "chats": workspace.dataset("chats.jsonl", [chat(i) for i in range(9)]),
-        "null": workspace.dataset("null.jsonl", [document(i, words=300) for i in range(7)], TEXT),
+        "null": workspace.dataset("null.jsonl", [document(i, words=300) for i in range(7)], {"kind": "text"}),
         "none": workspace.dataset("none.jsonl", [{"messages": []}]),
     }
     workspace.recipe(datasets).build(only=TO_EXAMPLES)
@@ -208,7 +207,9 @@ def test_printed_lines_read_every_score_of_a_build(
 
 @pytest.mark.slow
 def test_first_token_of_a_slice_keeps_its_scores_and_has_no_label(tmp_path: Path) -> None:
-    scored = Workspace(tmp_path / "teacher").one("t.jsonl", [document(i, words=300) for i in range(4)], TEXT)
+    scored = Workspace(tmp_path / "teacher").one(
+        "t.jsonl", [document(i, words=300) for i in range(4)], {"kind": "text"}
+    )
     scored.build(only=TO_EXAMPLES)
     with serving(teach) as server:
         assert score(scored, server, dataset="rows") == 0

@@ -22,7 +22,6 @@ from rowmill.tokenization.token_truncation import (
     split_into_windows,
     truncate_tokens,
 )
-from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.support.recipes import (
     CHAT,
     PAIR,
@@ -32,6 +31,7 @@ from tests.support.recipes import (
     Workspace,
     chat,
     document,
+    open_encoder,
     pair,
     sentence,
     text_of,
@@ -200,7 +200,7 @@ def test_pair_encoded_whole_does_not_train_a_token_across_its_boundary(tmp_path:
 
     built = Workspace(tmp_path).one("a.jsonl", rows, kind, loss={"boundary": "whole", **loss}).build()
 
-    encoder = Encoder(open_tokenizer(str(tmp_path / "tokenizer"), tmp_path))
+    encoder = open_encoder(built)
     for row, example in zip(rows, built.examples(), strict=True):
         encoded, edge = encoder.encode([row["prompt"] + row["answer"]]), len(row["prompt"])
         inside = encoded.ends <= edge if loss else encoded.starts >= edge
@@ -289,8 +289,8 @@ def check_lengths(
     """Build documents to examples; return the build and the check result on their lengths."""
     dataset = {"source": {"train_urls": list(urls), **source}, "format": TEXT}
     made = Workspace(folder).recipe({"rows": dataset}, seq_len=4096, tokenizer=tokenizer).build(only=TO_EXAMPLES)
-    report, results = made.steps["rows", "tokenized_examples"]
-    return report.manifest, next(one for one in results if one.check == "short_documents")
+    key = ("rows", "tokenized_examples")
+    return made.manifest(*key), made.result("short_documents", *key)
 
 
 @pytest.mark.parametrize(

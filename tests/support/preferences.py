@@ -1,6 +1,7 @@
 """Records of preferences, and a project of one dataset of them with exports."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,12 @@ def preference(i: int) -> dict[str, Any]:
     """Return a prompt of three messages with two answers of different lengths."""
     sides = {"chosen": sentence(i, 9), "rejected": sentence(i + 1, 5 + i % 7)}
     return {"prompt": chat(i, turns=2)["messages"][:3], **sides}
+
+
+def cut_sides(example: Mapping[str, Any]) -> list[tuple[list[int], list[bool]]]:
+    """Return the ids and the mask of each side of an example: of both answers, or of a single one."""
+    edges = list(accumulate(example["side_lengths"], initial=0))
+    return [(example["input_ids"][a:b], example["loss_mask"][a:b]) for a, b in pairwise(edges)]
 
 
 def preference_workspace(

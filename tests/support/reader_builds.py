@@ -100,5 +100,14 @@ def loaded_in_turn(copies: list[Any], standin: Workers) -> Iterator[Batch]:
             yield batch
 
 
+def in_bytes(batches: Iterable[Batch]) -> list[dict[str, Any]]:
+    """Return batches with their arrays as dtype, shape and bytes."""
+
+    def write(value: Any) -> Any:
+        return (str(value.dtype), value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
+
+    return [{name: write(value) for name, value in batch.items()} for batch in batches]
+
+
 def tokens(batches: Any) -> list[bytes]:
     return [np.asarray(batch["input_ids"]).tobytes() for batch in batches]

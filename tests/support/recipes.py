@@ -26,6 +26,7 @@ from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.stages.tokenized_examples import text_parts
 from rowmill.tokenization import stored_tokenizers
 from rowmill.tokenization.reference_sample import MIN_PART_CHARS
+from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
@@ -288,6 +289,10 @@ class Built:
         """Return the outcome of every check of a step."""
         return {result.check: result.outcome for result in self.steps[key][1]}
 
+    def result(self, check: str, *key: str) -> CheckResult:
+        """Return the result of one check of a step."""
+        return next(result for result in self.steps[key][1] if result.check == check)
+
     def versions(self) -> dict[str, str]:
         """Return the content digest of every step."""
         return {"/".join(key): report.version for key, (report, _) in self.steps.items()}
@@ -339,6 +344,11 @@ class Built:
         """Return the example ids of every segment on every rank, sorted; with fillers left out."""
         rows = self.rank_rows(["example_ids", "filler"])
         return sorted(name for row in rows if not row["filler"] for name in row["example_ids"])
+
+
+def open_encoder(built: Built) -> Encoder:
+    """Open the tokenizer of a project in its folder."""
+    return Encoder(open_tokenizer("tokenizer", built.project.base))
 
 
 def text_of(example: Mapping[str, Any]) -> str:

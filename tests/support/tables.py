@@ -91,11 +91,12 @@ def read_back(built: Built, tokenizer: Tokenizer, form: Mapping[str, Any], datas
 
 
 def trained_texts(built: Built, tokenizer: Tokenizer, dataset: str = "rows") -> list[str]:
-    texts: list[str] = []
-    for one in built.examples(dataset):
-        ids = [token for token, trains in zip(one["input_ids"], one["loss_mask"], strict=True) if trains]
-        texts.append(tokenizer.decode(ids, skip_special_tokens=False))
-    return texts
+    return [tokenizer.decode(ids, skip_special_tokens=False) for ids in trained_ids(built, dataset)]
+
+
+def trained_ids(built: Built, dataset: str = "rows") -> list[list[int]]:
+    pairs = [zip(one["input_ids"], one["loss_mask"], strict=True) for one in built.examples(dataset)]
+    return [[token for token, trains in one if trains] for one in pairs]
 
 
 def as_written(parsed: Iterable[ParsedText], schema: RecordSchema) -> Counter[tuple[tuple[str, str], ...]]:

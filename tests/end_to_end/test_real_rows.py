@@ -30,26 +30,31 @@ CHOSEN = {
     "kind": "chat", "dataset_schema": "prompt_response", "prompt_fields": ["conversations"],
     "response_fields": ["chosen"], "role_field": "from", "content_field": "value",
 }  # fmt: skip
-CHAT, ALPACA = {"kind": "chat"}, {"kind": "chat", "dataset_schema": "alpaca"}
-FILES: dict[str, tuple[str, dict[str, Any], int, dict[str, int]]] = {
-    "tinker": ("chat/tinker_conversations.jsonl", CHAT, 128, {}),
-    "fastchat": ("chat/fastchat_dummy_conversation.json", CHAT, 500, {}),
-    "v1_sft": ("chat/v1_sft_demo.jsonl", CHAT, 500, {}),
-    "bench_questions": ("chat/mt_bench_question.jsonl", CHAT, 80, {"unknown_schema": 80}),
-    "bench_references": ("chat/mt_bench_reference_gpt4.jsonl", CHAT, 30, {"unknown_schema": 30}),
-    "identity": ("instruct/identity.json", CHAT, 91, {}),
-    "roleplay": ("instruct/gpteacher_roleplay.json", ALPACA, 1923, {}),
-    "glaive": ("tools/glaive_toolcall_en_demo.json", CHAT, 300, {}),
-    "tau": ("tools/tau_airline_gpt4o.messages.jsonl", CHAT, 100, {}),
-    "tool_questions": ("tools/bfcl/BFCL_v4_multiple.json", CHAT, 200, {"unknown_schema": 200}),
-    "reason_tools": ("reasoning/reason_tool_use_demo_50.jsonl", CHAT, 50, {}),
-    "rlla": ("reasoning/toolrl_rlla_sft.json", CHAT, 400, {}),
-    "rlla_questions": ("reasoning/toolrl_rlla_4k_test.parquet", CHAT, 80, {"unknown_schema": 80}),
-    "chosen": ("preference/dpo_en_demo.json", CHOSEN, 300, {}),
-    "chosen_messages": ("preference/v1_dpo_demo.jsonl", {**CHAT, "messages_field": "chosen_messages"}, 10, {}),
-    "desired": ("preference/kto_en_demo.json", {"kind": "python", "class": "formats_of_files:Desired"}, 300, {}),
+CHAT, ALPACA, AUTO = {"kind": "chat"}, {"kind": "chat", "dataset_schema": "alpaca"}, {"kind": "auto"}
+UNKNOWN = "unknown_schema"
+FILES: dict[str, tuple[str, dict[str, Any], int, str]] = {
+    "tinker": ("chat/tinker_conversations.jsonl", CHAT, 128, "messages"),
+    "fastchat": ("chat/fastchat_dummy_conversation.json", CHAT, 500, "sharegpt"),
+    "v1_sft": ("chat/v1_sft_demo.jsonl", CHAT, 500, "messages"),
+    "bench_questions": ("chat/mt_bench_question.jsonl", CHAT, 80, UNKNOWN),
+    "bench_references": ("chat/mt_bench_reference_gpt4.jsonl", CHAT, 30, UNKNOWN),
+    "identity": ("instruct/identity.json", CHAT, 91, "alpaca"),
+    "roleplay": ("instruct/gpteacher_roleplay.json", ALPACA, 1923, "alpaca"),
+    "glaive": ("tools/glaive_toolcall_en_demo.json", CHAT, 300, "sharegpt"),
+    "tau": ("tools/tau_airline_gpt4o.messages.jsonl", CHAT, 100, "messages"),
+    "tool_questions": ("tools/bfcl/BFCL_v4_multiple.json", CHAT, 200, UNKNOWN),
+    "reason_tools": ("reasoning/reason_tool_use_demo_50.jsonl", CHAT, 50, "messages"),
+    "rlla": ("reasoning/toolrl_rlla_sft.json", CHAT, 400, "alpaca"),
+    "rlla_questions": ("reasoning/toolrl_rlla_4k_test.parquet", CHAT, 80, UNKNOWN),
+    "chosen": ("preference/dpo_en_demo.json", CHOSEN, 300, "prompt_response"),
+    "chosen_messages": ("preference/v1_dpo_demo.jsonl", {**CHAT, "messages_field": "chosen_messages"}, 10, "messages"),
+    "marked": ("preference/kto_en_demo.json", AUTO, 300, "messages"),
+    "pairs": ("instruct/identity.json", {"kind": "supervised"}, 91, "alpaca"),
+    "told": ("instruct/gpteacher_roleplay.json", AUTO, 1923, "prompt_response"),
+    "texts": ("text/c4_demo.jsonl", AUTO, 300, "text"),
+    "desired": ("preference/kto_en_demo.json", {"kind": "python", "class": "formats_of_files:Desired"}, 300, "python"),
 }
-"""Dataset → file, format, records, and the rejects that it must have beside copies."""
+"""Dataset → file, format, records, and their shape; records of no known one are all rejected."""
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +76,10 @@ def built(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
         "execution": {"workers": 1},
         "gates": {
             "nonempty": {"at_least": 0},
-            **{check: {"at_most": 1} for check in ("rejects", "duplicates", "zero_loss_rows", "content_dropped")},
+            **{
+                check: {"at_most": 1}
+                for check in ("rejects", "duplicates", "zero_loss_rows", "content_dropped", "preference_data")
+            },
         },
     }
     (folder / "configs/files.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
@@ -83,7 +91,7 @@ def rejects_of(built: Built, dataset: str) -> Counter[str]:
     return Counter(reason for _, reason in built.rejects(dataset))
 
 
-def records_of(path: Path) -> list[Any]:
+def read_records(path: Path) -> list[Any]:
     content = path.read_bytes()
     if content.lstrip().startswith(b"["):
         return orjson.loads(content)
@@ -92,14 +100,15 @@ def records_of(path: Path) -> list[Any]:
 
 @pytest.mark.parametrize("dataset", list(FILES))
 def test_every_record_of_a_file_is_kept_or_rejected_for_a_reason(built: Built, dataset: str) -> None:
-    _, _, records, expected = FILES[dataset]
+    _, _, records, shape = FILES[dataset]
     canonical, tokenized = (built.manifest(dataset, stage) for stage in ("canonical_rows", "tokenized_examples"))
     rejects = rejects_of(built, dataset)
 
     assert canonical.facts["records"] == records
     assert tokenized.facts["kept"] + sum(rejects.values()) == records
-    assert set(rejects) <= {"duplicate", "skipped_by_format", *expected}, (rejects, built.details(dataset)[-5:])
-    assert {reason: rejects[reason] for reason in expected} == expected
+    assert set(rejects) <= {"duplicate", "skipped_by_format", UNKNOWN}, (rejects, built.details(dataset)[-5:])
+    assert rejects[UNKNOWN] == (records if shape == UNKNOWN else 0)
+    assert {row["schema"] for row in built.rows_of(dataset, "canonical_rows", file="rows")} <= {shape}
 
 
 # Leaf by leaf
@@ -173,7 +182,7 @@ def printed(built: Built, real_data: Path) -> dict[str, list[tuple[Any, str]]]:
     tokenizer = AutoTokenizer.from_pretrained(real_data / "tokenizers/qwen3")
     found: dict[str, list[tuple[Any, str]]] = {}
     for dataset in SAID:
-        records, starts, before = records_of(real_data / FILES[dataset][0]), dict[str, int](), 0
+        records, starts, before = read_records(real_data / FILES[dataset][0]), dict[str, int](), 0
         for source in load_source_parts(built.manifest(dataset, "raw_dataset")):
             starts[source.part_id] = before
             before += source.records
@@ -213,6 +222,6 @@ def test_weights_chosen_sides_and_labels_decide_what_trains(
         assert record["chosen"]["value"].strip() in text
         answer = text.rpartition("<|im_start|>assistant\n")[2]
         assert rejected not in answer or rejected in record["chosen"]["value"]
-    undesired = sum(not record["label"] for record in records_of(real_data / FILES["desired"][0]))
+    undesired = sum(not record["label"] for record in read_records(real_data / FILES["desired"][0]))
     assert undesired > 0
     assert rejects_of(built, "desired")["skipped_by_format"] == undesired

@@ -6,9 +6,10 @@ CI runs six templates, and two with two tokenizers; the campaign runs all of the
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,15 @@ from rowmill.conversation.template_contract import iterate_text_runs
 from rowmill.conversation.template_engines import replace_generation_tags
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.json import Json
-from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, Span
+from rowmill.kinds.base import DatasetOptions
+from rowmill.kinds.catalog import Auto
+from rowmill.kinds.shared.canonicalization import Canonicalizer
+from rowmill.kinds.shared.reasoning import Reasoning
+from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, Row
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
 from rowmill.tokenization.tokenizer import Encoder, compute_byte_positions, open_tokenizer
+from tests.support.messages import assistant, call, draw_mask, result, system, trained_characters, user
 from tests.support.tiers import mark_all_but
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
@@ -67,81 +73,28 @@ class Chat:
     tools: list[Json] | None
 
 
+FILES = {
+    "fastchat": ("chat/fastchat_dummy_conversation.json", 12),
+    "glaive": ("tools/glaive_toolcall_en_demo.json", 12),
+    "tau": ("tools/tau_airline_gpt4o.messages.jsonl", 6),
+    "reason": ("reasoning/reason_tool_use_demo_50.jsonl", 8),
+}
+
+
 @lru_cache(maxsize=1)
 def chats(folder: Path) -> list[Chat]:
-    """Take some chats of each real source, brought to the canonical shape in the simplest way."""
-    sharegpt = [("fastchat", "chat/fastchat_dummy_conversation.json"), ("glaive", "tools/glaive_toolcall_en_demo.json")]
-    found = [
-        Chat(name, *_sharegpt(row)) for name, file in sharegpt for row in json.loads((folder / file).read_text())[:12]
-    ]
-    found += [Chat("tau", *_openai(row)) for row in _lines(folder / "tools/tau_airline_gpt4o.messages.jsonl", 6)]
-    found += [Chat("reason", *_parts(row)) for row in _lines(folder / "reasoning/reason_tool_use_demo_50.jsonl", 8)]
+    """Read the first chats of each real source as a build does, tags in texts left where they are."""
+    read = Canonicalizer(DatasetOptions(format=Auto(), reasoning=Reasoning(extract_think_tags=False)))
+    found: list[Chat] = []
+    for source, (file, count) in FILES.items():
+        text = (folder / file).read_text(encoding="utf-8")
+        records = json.loads(text) if file.endswith(".json") else map(json.loads, text.split("\n"))
+        for record in islice(records, count):
+            row = read(record)
+            assert isinstance(row, Row)
+            messages = [{k: v for k, v in m.items() if k != "arguments_source"} for m in row.messages]
+            found.append(Chat(source, messages, None if row.tools is None else list(row.tools)))
     return found
-
-
-def _lines(path: Path, count: int) -> Iterator[Json]:
-    with path.open(encoding="utf-8") as lines:
-        for _, line in zip(range(count), lines, strict=False):
-            yield json.loads(line)
-
-
-def _call(number: int, text: str) -> Json:
-    return {"id": f"call_{number}", "type": "function", "function": json.loads(text)}
-
-
-def _tools(text: str | None) -> list[Json] | None:
-    listed = json.loads(text) if text else []
-    return [one if "function" in one else {"type": "function", "function": one} for one in listed] or None
-
-
-def _sharegpt(row: Mapping[str, Json]) -> tuple[list[Message], list[Json] | None]:
-    messages: list[Message] = []
-    for number, turn in enumerate(row["conversations"]):
-        match turn["from"]:
-            case "function_call":
-                messages.append({"role": "assistant", "content": "", "tool_calls": [_call(number, turn["value"])]})
-            case "observation":
-                messages.append({"role": "tool", "content": turn["value"], "tool_call_id": f"call_{number - 1}"})
-            case speaker:
-                messages.append({"role": {"human": "user", "gpt": "assistant"}[speaker], "content": turn["value"]})
-    return messages, _tools(row.get("tools"))
-
-
-def _openai(row: Mapping[str, Json]) -> tuple[list[Message], list[Json] | None]:
-    messages: list[Message] = []
-    for source in row["messages"]:
-        message: Message = {"content": "", **{key: value for key, value in source.items() if value is not None}}
-        if "tool_calls" in message:
-            message["tool_calls"] = [
-                # Name before arguments, the order in which templates that print a function whole show it.
-                {
-                    "id": call["id"],
-                    "type": "function",
-                    "function": {"name": function["name"], "arguments": json.loads(function["arguments"])},
-                }
-                for call in message["tool_calls"]
-                for function in [call["function"]]
-            ]
-        messages.append(message)
-    return messages, row["tools"]
-
-
-def _parts(row: Mapping[str, Json]) -> tuple[list[Message], list[Json] | None]:
-    messages: list[Message] = []
-    for number, source in enumerate(row["messages"]):
-        message: Message = {"role": source["role"], "content": ""}
-        for part in source["content"]:
-            match part["type"]:
-                case "reasoning":
-                    message["reasoning_content"] = part["value"]
-                case "tool_call":
-                    message.setdefault("tool_calls", []).append(_call(number, part["value"]))
-                case _:
-                    message["content"] += part["value"]
-        if message["role"] == "tool":
-            message["tool_call_id"] = f"call_{number - 1}"
-        messages.append(message)
-    return messages, _tools(row.get("tools"))
 
 
 @lru_cache(maxsize=64)
@@ -155,10 +108,6 @@ def read_text(folder: Path, name: str) -> str:
 
 def as_seen(one: Renderer, chat: Chat) -> tuple[list[Message], Any]:
     return one.adaptation.messages(chat.messages), one.adaptation.tools(chat.tools)
-
-
-def ranges(spans: tuple[Span, ...]) -> set[int]:
-    return {i for span in spans for i in range(span.start, span.end)}
 
 
 @pytest.mark.parametrize("name", EVERY_TEMPLATE)
@@ -196,7 +145,7 @@ def test_real_chats_are_masked_or_refused_for_the_templates_own_limits(name: str
 
 
 def _check_mask(result: MaskedConversation, chat: Chat) -> None:
-    trained = ranges(result.trained)
+    trained = trained_characters(result)
     for piece in result.pieces:
         inside = set(range(piece.start, piece.end)) <= trained
         touched = not trained.isdisjoint(range(piece.start, piece.end))
@@ -246,50 +195,13 @@ def test_mask_by_the_closed_list_equals_the_training_templates_blocks(name: str,
             if isinstance(theirs, Rejected) or isinstance(mine, Rejected) or mine.text != theirs.text:
                 continue
             compared[way] += 1
-            expected, found = ranges(theirs.trained), ranges(mine.trained)
+            expected, found = trained_characters(theirs), trained_characters(mine)
             assert found <= expected
             assert set(iterate_text_runs(theirs.text, expected - found)) <= explained
     assert all(compared[way] >= 5 for way in range(len(ours)))
 
 
 WITH_BLOCKS = [name for name in TEMPLATES if name.startswith("trl__") or name == "axolotl__phi_4"]
-
-
-@pytest.mark.parametrize("name", mark_all_but(["trl__qwen3_training"], WITH_BLOCKS))
-def test_generation_spans_equal_the_tokenizers_assistant_mask(name: str, real_data: Path) -> None:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    one = renderer(real_data, name)
-    for chat in chats(real_data):
-        result = one.render(chat.messages, chat.tools, {})
-        if isinstance(result, RenderedConversation):
-            adapted, tools = as_seen(one, chat)
-            _, theirs = render_jinja_template(
-                [adapted], tools=tools, chat_template=one.spec.text, return_assistant_tokens_mask=True, **TOKENS
-            )
-            assert list(result.blocks) == theirs[0]
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "template"),
-    [
-        pytest.param("qwen3", "llamacpp__Qwen-Qwen3-0.6B", marks=pytest.mark.campaign),
-        pytest.param("smollm3", None, marks=pytest.mark.campaign),
-        ("tinyllama", None),
-    ],
-)
-def test_plain_render_equals_the_tokenizers_own(tokenizer: str, template: str | None, real_data: Path) -> None:
-    from transformers import AutoTokenizer
-
-    loaded = AutoTokenizer.from_pretrained(real_data / "tokenizers" / tokenizer)
-    text = read_text(real_data, template) if template else loaded.chat_template
-    one = Renderer(RendererSpec(text, loaded.special_tokens_map))
-    for chat in chats(real_data):
-        if one.contract.date_dependent:
-            break
-        adapted = one.adaptation.messages(chat.messages)
-        theirs = loaded.apply_chat_template(adapted, tools=chat.tools, chat_template=text, tokenize=False)
-        assert one.plain(chat.messages, chat.tools, {}) == theirs
 
 
 def test_bundled_qwen3_prints_what_the_models_own_template_prints(real_data: Path) -> None:
@@ -300,16 +212,8 @@ def test_bundled_qwen3_prints_what_the_models_own_template_prints(real_data: Pat
 
 
 GLM, PHI = "llamacpp__GLM-4.6", "llamacpp__microsoft-Phi-3.5-mini-instruct"
-TALK: list[Message] = [
-    {"role": role, "content": f"{role[0].upper()}{i}"} for i in (1, 2) for role in ("user", "assistant")
-]
-CALL = _call(1, '{"name": "look", "arguments": {"at": "it"}}')
-CALLED: list[Message] = [
-    TALK[0],
-    {"role": "assistant", "content": "", "tool_calls": [CALL]},
-    {"role": "tool", "content": "R", "tool_call_id": "call_1"},
-    TALK[1],
-]
+TALK = [user("U1"), assistant("A1"), user("U2"), assistant("A2")]
+CALLED = [TALK[0], assistant("", tool_calls=[call({"at": "it"})]), result("R"), TALK[1]]
 
 
 @pytest.mark.parametrize(
@@ -318,23 +222,17 @@ CALLED: list[Message] = [
         (GLM, TALK, "<|assistant|>⟦\n<think></think>\nA1<|user|>⟧\nU2<|assistant|>⟦\n<think></think>\nA2<|user|>⟧"),
         (PHI, TALK, "<|assistant|>\n⟦A2<|end|>⟧\n</s>"),
         ("axolotl__deepseek_v3", CALLED, "<｜tool▁outputs▁end｜>⟦A1<｜end▁of▁sentence｜>⟧"),
-        ("axolotl__mistral_v2v3", [{"role": "system", "content": "Be kind"}, *TALK], "content_dropped: system"),
+        ("axolotl__mistral_v2v3", [system("Be kind"), *TALK], "content_dropped: system"),
     ],
 )
 def test_mask_of_a_real_template_is_the_vector(
     name: str, messages: list[Message], expected: str, real_data: Path
 ) -> None:
-    result = Masker(renderer(real_data, name), Loss(), MaskRules()).mask(Conversation(messages))
-    if isinstance(result, Rejected):
-        assert f"{result.reason}: {result.detail}" == expected
-        return
-    text = result.text
-    for span in reversed(result.trained):
-        text = f"{text[: span.start]}⟦{text[span.start : span.end]}⟧{text[span.end :]}"
-    assert text.replace("⟧⟦", "").endswith(expected)
+    drawn = draw_mask(Masker(renderer(real_data, name), Loss(), MaskRules()).mask(Conversation(messages)))
+    assert drawn.endswith(expected)
 
 
-HI: list[Message] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+HI = [user("Hi"), assistant("Hello")]
 HI_IDS = [151644, 872, 198, 13048, 151645, 198, 151644, 77091, 198, 151667, 271, 151668, 271, 9707, 151645, 198]
 
 
@@ -381,7 +279,7 @@ def test_characters_that_change_with_a_message_train_if_and_only_if_it_is_the_mo
         result = masker.mask(Conversation(chat.messages, chat.tools))
         if isinstance(result, Rejected):
             continue
-        trained = ranges(result.trained)
+        trained = trained_characters(result)
         for index, message in enumerate(chat.messages[:8]):
             bounds = _bounds(one, chat.messages, chat.tools, index) if message["content"].strip() else None
             if bounds is not None:

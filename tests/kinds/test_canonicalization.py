@@ -1,6 +1,5 @@
 """Canonical rows: no JSON value raises, Arrow's nulls are removed, group and order keys, real data."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from rowmill.kinds.shared.canonicalization import (
 from rowmill.kinds.shared.reasoning import Reasoning
 from rowmill.schema.ledger import REJECT_REASONS
 from rowmill.schema.rows import ParseReport, PlainChat, Rejected, Row, make_plain_report
+from tests.end_to_end.test_real_rows import read_records
 from tests.support.canonical_rows import canonicalize_row
 
 COLUMNS = [
@@ -374,82 +374,13 @@ def test_domain_without_a_text_is_the_default(value: Json, domain: str) -> None:
     assert row.domain == domain
 
 
-# The report
-
-
 # Real data
-
-
-@pytest.mark.real_data
-@pytest.mark.parametrize(
-    ("file", "config", "schemas", "rejects"),
-    [
-        ("chat/tinker_conversations.jsonl", DatasetOptions(format=Auto()), {"messages": 128}, {}),
-        ("chat/fastchat_dummy_conversation.json", DatasetOptions(format=Auto()), {"sharegpt": 500}, {}),
-        ("chat/v1_sft_demo.jsonl", DatasetOptions(format=Auto()), {"messages": 500}, {}),
-        # Questions without answers: their `turns` are not a known shape.
-        ("chat/mt_bench_question.jsonl", DatasetOptions(format=Auto()), {}, {"unknown_schema": 80}),
-        ("chat/mt_bench_reference_gpt4.jsonl", DatasetOptions(format=Auto()), {}, {"unknown_schema": 30}),
-        ("instruct/identity.json", DatasetOptions(format=Auto()), {"alpaca": 91}, {}),
-        ("instruct/gpteacher_roleplay.json", DatasetOptions(format=Auto()), {"prompt_response": 1923}, {}),
-        (
-            "instruct/gpteacher_roleplay.json",
-            DatasetOptions(format=Chat(dataset_schema="alpaca")),
-            {"alpaca": 1923},
-            {},
-        ),
-        ("instruct/identity.json", DatasetOptions(format=Supervised()), {"alpaca": 91}, {}),
-        ("tools/glaive_toolcall_en_demo.json", DatasetOptions(format=Auto()), {"sharegpt": 300}, {}),
-        ("tools/tau_airline_gpt4o.messages.jsonl", DatasetOptions(format=Auto()), {"messages": 100}, {}),
-        ("reasoning/reason_tool_use_demo_50.jsonl", DatasetOptions(format=Auto()), {"messages": 50}, {}),
-        ("reasoning/toolrl_rlla_sft.json", DatasetOptions(format=Auto()), {"alpaca": 400}, {}),
-        (
-            "preference/dpo_en_demo.json",
-            DatasetOptions(
-                format=Chat(
-                    dataset_schema="prompt_response",
-                    prompt_fields=["conversations"],
-                    response_fields=["chosen"],
-                    role_field="from",
-                    content_field="value",
-                )
-            ),
-            {"prompt_response": 300},
-            {},
-        ),
-        ("preference/kto_en_demo.json", DatasetOptions(format=Auto()), {"messages": 300}, {}),
-        (
-            "preference/v1_dpo_demo.jsonl",
-            DatasetOptions(format=Chat(messages_field="chosen_messages")),
-            {"messages": 10},
-            {},
-        ),
-        ("math/gsm8k_train.jsonl", DatasetOptions(format=Auto()), {"prompt_response": 7473}, {}),
-        (
-            "math/gsm8k_test.jsonl",
-            DatasetOptions(format=Supervised(input_field="question", output_field="answer")),
-            {"prompt_response": 1319},
-            {},
-        ),
-        ("text/c4_demo.jsonl", DatasetOptions(format=Auto()), {"text": 300}, {}),
-    ],
-)
-def test_real_records_become_rows(
-    real_data: Path, file: str, config: DatasetOptions, schemas: dict[str, int], rejects: dict[str, int]
-) -> None:
-    found = list(map(Canonicalizer(config), records_of(real_data / file)))
-
-    assert Counter(row.report.schema for row in found if isinstance(row, Row)) == schemas
-    assert Counter(row.reason for row in found if isinstance(row, Rejected)) == rejects
-    for row in found:
-        if isinstance(row, Row):
-            assert orjson.loads(to_json(row.messages)) == list(row.messages)
 
 
 @pytest.mark.real_data
 def test_real_tool_dialogues_have_results_that_answer_calls_and_are_the_same_through_arrow(real_data: Path) -> None:
     for file in ("tools/glaive_toolcall_en_demo.json", "tools/tau_airline_gpt4o.messages.jsonl"):
-        for record in records_of(real_data / file):
+        for record in read_records(real_data / file):
             row = canonicalize_row(record, DatasetOptions(format=Auto()))
             assert isinstance(row, Row)
             calls = [call for message in row.messages for call in message.get("tool_calls", ())]
@@ -459,13 +390,6 @@ def test_real_tool_dialogues_have_results_that_answer_calls_and_are_the_same_thr
 
     canonicalizer = Canonicalizer(DatasetOptions(format=Auto()))
     for file in ("tools/tau_airline_gpt4o.messages.jsonl", "reasoning/reason_tool_use_demo_50.jsonl"):
-        records = records_of(real_data / file)
+        records = read_records(real_data / file)
         for record, other in zip(records, through_arrow(records), strict=True):
             assert canonicalizer(other, arrow=True) == canonicalizer(record)
-
-
-def records_of(path: Path) -> list[Json]:
-    content = path.read_bytes()
-    if content.lstrip().startswith(b"["):
-        return orjson.loads(content)
-    return [orjson.loads(line) for line in content.split(b"\n") if line.strip()]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.extended_engine import ExtendedEngine
-from tests.support.recipes import CHAT, LENIENT, Workspace, chat
+from tests.support.recipes import LENIENT, Workspace, chat
 
 FIRST_CHECK = "CHECKS: tuple[Check, ...] = (\n"
 NEW_CHECK = """    Check("files", ("raw_dataset",), "at_least", 2, "warn",
@@ -24,9 +24,8 @@ found["sql"] = query("SELECT dataset, stage, outcome, value, bound FROM check_re
 def test_check_of_one_line_is_run_shown_and_has_an_option(tmp_path: Path) -> None:
     engine = ExtendedEngine(tmp_path / "engine")
     engine.replace("pipelines/rowmill/checks/catalog.py", FIRST_CHECK, FIRST_CHECK + NEW_CHECK)
-    workspace = Workspace(tmp_path / "project")
-    source = {"train_urls": [workspace.write("rows.jsonl", [chat(i) for i in range(12)])]}
-    workspace.recipe({"rows": {"source": source, "format": CHAT}}, gates=LENIENT | {"files": {"at_least": 3}})
+    rows, gates = [chat(i) for i in range(12)], LENIENT | {"files": {"at_least": 3}}
+    workspace = Workspace(tmp_path / "project").one("rows.jsonl", rows, gates=gates)
     made = engine.build(workspace.config, tmp_path / "built", QUESTIONS, (("build",), ("verify",)))
     for command in ("build", "verify"):
         assert "files" in made[command]

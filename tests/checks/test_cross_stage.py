@@ -33,9 +33,7 @@ def judged(workspace: Workspace, check: str, *key: str) -> CheckResult:
 def write(
     workspace: Workspace, rows: "list[dict[str, Any]] | bytes", kind: "dict[str, Any]" = PAIR, **changes: Any
 ) -> Workspace:
-    groups = changes.pop("groups", {})
-    source = {"train_urls": [workspace.write("rows.jsonl", rows)]}
-    return workspace.recipe({"rows": {"source": source, "format": kind, **groups}}, **({"gates": STRICT} | changes))
+    return workspace.one("rows.jsonl", rows, kind, **{"gates": STRICT} | changes.pop("groups", {}) | changes)
 
 
 @pytest.fixture
@@ -220,10 +218,7 @@ def test_share_of_a_dataset_in_the_mixture_is_compared_by_name(tmp_path: Path) -
 
     def built(count: int) -> Built:
         sources = {"small": [pair(i) for i in range(40)], "large": [pair(500 + i) for i in range(count)]}
-        datasets = {
-            name: {"source": {"train_urls": [workspace.write(f"{name}.jsonl", rows)]}, "format": PAIR}
-            for name, rows in sources.items()
-        }
+        datasets = {name: workspace.dataset(f"{name}.jsonl", rows, PAIR) for name, rows in sources.items()}
         return workspace.recipe(datasets, gates=STRICT, seq_len=64).build()
 
     built(40)

@@ -54,8 +54,7 @@ def ask(i: int, language: str, words: int = 8) -> dict[str, Any]:
 def write(workspace: Workspace, rows: list[dict[str, Any]], **changes: Any) -> Workspace:
     gates = {name: bound for name, bound in LENIENT.items() if name != "drift"} | changes.pop("gates", {})
     groups = {"filters": {"deduplicate": "off"}, "template": {"chat_template": "chatml"}} | changes.pop("groups", {})
-    source = {"train_urls": [workspace.write("rows.jsonl", rows)]}
-    return workspace.recipe({"rows": {"source": source, "format": CHAT, **groups}}, gates=gates, **changes)
+    return workspace.one("rows.jsonl", rows, groups.pop("format", CHAT), gates=gates, **groups, **changes)
 
 
 # ── The index ──────────────────────────────────────────────────────────────────────────────────────

@@ -42,9 +42,8 @@ def test_column_of_preference_data_that_nothing_reads_blocks(tmp_path: Path, col
 @pytest.mark.slow
 def test_waiver_says_that_the_column_means_something_else(tmp_path: Path) -> None:
     waiver = {"check": "preference_data", "dataset": "rows", "at_most": 1, "reason": REASON}
-    path = Workspace(tmp_path).write("a.jsonl", [chat(i) | {"label": "travel"} for i in range(20)])
-    datasets = {"rows": {"source": {"train_urls": [path]}, "format": CHAT}}
-    workspace = Workspace(tmp_path).recipe(datasets, gates={"waivers": [waiver], "fill": {"at_least": 0}})
+    rows = [chat(i) | {"label": "travel"} for i in range(20)]
+    workspace = Workspace(tmp_path).one("a.jsonl", rows, gates={"waivers": [waiver], "fill": {"at_least": 0}})
     one = result_on(workspace)
 
     assert (one.failed, one.blocking, one.waiver) == (True, False, REASON)

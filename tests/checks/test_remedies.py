@@ -42,13 +42,9 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Build a recipe."""
     workspace = Workspace(tmp_path_factory.mktemp("kinds"))
     datasets = {
-        name: {
-            "source": {
-                "train_urls": [workspace.write(f"{name}.{'csv' if isinstance(rows, bytes) else 'jsonl'}", rows)]
-            },
-            "format": form,
-            "splits": {"validation": 0.2},
-        }
+        name: workspace.dataset(
+            f"{name}.{'csv' if isinstance(rows, bytes) else 'jsonl'}", rows, form, splits={"validation": 0.2}
+        )
         for name, (rows, form) in RECIPES[request.param].items()
     }
     return workspace.recipe(datasets, seq_len=1024).build()

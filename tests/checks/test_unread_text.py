@@ -16,9 +16,7 @@ WORDS = "these are words that nobody reads "
 
 
 def judge(folder: Path, rows: list[dict[str, Any]], kind: dict[str, Any]) -> CheckResult:
-    workspace = Workspace(folder)
-    source = {"train_urls": [workspace.write("a.jsonl", rows)]}
-    built = workspace.recipe({"rows": {"source": source, "format": kind}}, gates={}).build(only=ROWS)
+    built = Workspace(folder).one("a.jsonl", rows, kind, gates={}).build(only=ROWS)
     return next(one for one in built.steps["rows", "canonical_rows"][1] if one.check == "unread_text")
 
 

@@ -89,15 +89,9 @@ def test_digest_ignores_key_order_and_sees_every_value() -> None:
 @pytest.mark.slow
 def test_workspace_on_a_remote_root_gives_the_versions_of_a_local_one(tmp_path: Path, memory_root: str) -> None:
     local, remote = Workspace(tmp_path), Workspace(tmp_path, root=memory_root)
+    makers = {"chats": (chat, CHAT), "pairs": (pair, PAIR), "texts": (document, TEXT)}
     local.recipe(
-        {
-            "chats": {"source": {"train_urls": [local.write("a.jsonl", [chat(i) for i in range(40)])]}, "format": CHAT},
-            "pairs": {"source": {"train_urls": [local.write("b.jsonl", [pair(i) for i in range(40)])]}, "format": PAIR},
-            "texts": {
-                "source": {"train_urls": [local.write("c.jsonl", [document(i) for i in range(20)])]},
-                "format": TEXT,
-            },
-        }
+        {name: local.dataset(f"{name}.jsonl", map(make, range(40)), kind) for name, (make, kind) in makers.items()}
     )
 
     assert remote.build().versions() == local.build().versions()

@@ -275,8 +275,7 @@ def test_empty_file_beside_a_good_one_adds_nothing(workspace: Workspace) -> None
 
 
 def test_only_empty_files_stop_at_the_gate(workspace: Workspace) -> None:
-    path = workspace.write("a.jsonl", b"")
-    workspace.recipe({"rows": {"source": {"train_urls": [path]}, "format": CHAT}}, gates={})
+    workspace.one("a.jsonl", b"", gates={})
     with pytest.raises(GateError, match="rows/raw_dataset: nonempty: 0"):
         workspace.build()
 
@@ -326,8 +325,7 @@ def test_tokenizer_folder_without_its_file_or_with_one_that_is_no_json_is_one_er
 def test_tokenizer_or_template_that_is_not_there_is_an_error_before_rows_are_made(
     workspace: Workspace, how: str, change: dict[str, Any], expected: str
 ) -> None:
-    source = {"train_urls": [workspace.write("rows.jsonl", [chat(1)])]}
-    workspace.recipe({"rows": {"source": source, "format": CHAT}}, **change)
+    workspace.one("rows.jsonl", [chat(1)], **change)
     settings = write_tokenizer(workspace.folder / "bare") / "tokenizer_config.json"
     bare = json.loads(settings.read_text(encoding="utf-8"))
     del bare["chat_template"]

@@ -19,7 +19,7 @@ from rowmill.inspection import verify
 from rowmill.schema import manifest
 from rowmill.stats.views import query_views
 from tests.support.cli_project import run
-from tests.support.recipes import CHAT, LENIENT, PAIR, Workspace, chat, current, flip_bit, pair
+from tests.support.recipes import LENIENT, PAIR, Workspace, chat, current, flip_bit, pair
 from tests.support.tables import RECORDS, as_csv, purchases
 from tests.support.tiers import mark_all_but
 
@@ -30,11 +30,9 @@ CHANGED = {"seq_len": 200, "partitions": {"world_size": 1}}
 
 
 def write(workspace: Workspace, **changes: object) -> Workspace:
-    chats = workspace.write("chats.jsonl", [chat(i, turns=2) for i in range(40)])
-    tasks = workspace.write("tasks.jsonl", [pair(i) for i in range(40)])
     datasets = {
-        "chats": {"source": {"train_urls": [chats]}, "format": CHAT},
-        "tasks": {"source": {"train_urls": [tasks]}, "format": PAIR},
+        "chats": workspace.dataset("chats.jsonl", [chat(i, turns=2) for i in range(40)]),
+        "tasks": workspace.dataset("tasks.jsonl", [pair(i) for i in range(40)], PAIR),
     }
     return workspace.recipe(datasets, **changes)
 

@@ -19,7 +19,7 @@ from rowmill.cli import main
 from rowmill.core.errors import PipelineError
 from rowmill.reader import Reader
 from rowmill.schema import manifest
-from tests.support.recipes import CHAT, LENIENT, Workspace, chat, flip_bit
+from tests.support.recipes import LENIENT, Workspace, chat, flip_bit
 from tests.support.tiers import mark_all_but
 
 pytestmark = pytest.mark.slow
@@ -35,10 +35,9 @@ def rows(odd: int) -> list[dict[str, Any]]:
 
 
 def write(workspace: Workspace, odd: int, *, dataset: str = "chats", **changes: Any) -> Workspace:
-    source = {"train_urls": [workspace.write("rows.jsonl", rows(odd))]}
-    options = {"source": source, "format": CHAT, "template": {"chat_template": "chatml"}}
+    chats = workspace.dataset("rows.jsonl", rows(odd), template={"chat_template": "chatml"})
     export = {"kind": "hf", "name": "flat"}
-    return workspace.recipe({dataset: options}, **({"gates": STRICT, "exports": [export]} | changes))
+    return workspace.recipe({dataset: chats}, **({"gates": STRICT, "exports": [export]} | changes))
 
 
 def rowmill(workspace: Workspace, verb: str, *words: str) -> int:
@@ -117,8 +116,8 @@ def _use_the_lenient_ranks_of_a_renamed_dataset(project: Besieged) -> None:
 
 
 def _use_the_lenient_ranks_without_the_dataset(project: Besieged) -> None:
-    path = project.workspace.write("others.jsonl", [chat(i) for i in range(900, 930)])
-    project.workspace.recipe({"others": {"source": {"train_urls": [path]}, "format": CHAT}}, gates=STRICT)
+    others = project.workspace.dataset("others.jsonl", [chat(i) for i in range(900, 930)])
+    project.workspace.recipe({"others": others}, gates=STRICT)
     _use_the_lenient_ranks(project)
 
 

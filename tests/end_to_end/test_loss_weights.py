@@ -53,13 +53,12 @@ def chats(count: int) -> list[dict[str, Any]]:
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Build weighted chats beside pairs and documents without weights, dealt to three ranks."""
     workspace = Workspace(tmp_path_factory.mktemp("weighted"))
-    rows = {"chats": (chats(40), CHAT), "pairs": ([pair(i) for i in range(7)], PAIR),
-            "texts": ([document(i, words=90) for i in range(5)], TEXT)}  # fmt: skip
-    datasets: dict[str, Any] = {
-        name: {"source": {"train_urls": [workspace.write(f"{name}.jsonl", content)]}, "format": kind}
-        for name, (content, kind) in rows.items()
+    groups = {**WEIGHED, "splits": {"validation": 0.2}, "packing": {"slice_strategy": "split"}}
+    datasets = {
+        "chats": workspace.dataset("chats.jsonl", chats(40), **groups),
+        "pairs": workspace.dataset("pairs.jsonl", [pair(i) for i in range(7)], PAIR),
+        "texts": workspace.dataset("texts.jsonl", [document(i, words=90) for i in range(5)], TEXT),
     }
-    datasets["chats"] |= {**WEIGHED, "splits": {"validation": 0.2}, "packing": {"slice_strategy": "split"}}
     exports = [{"kind": "native", "name": "own"}, {"kind": "tinker", "name": "tinker", "unit": "unpacked"}]
     workspace.recipe(
         datasets, seq_len=128, partitions={"world_size": 3, "remainder": "pad"}, exports=exports,

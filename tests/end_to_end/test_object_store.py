@@ -80,8 +80,8 @@ A listing takes one for each thousand files.
 
 def write_datasets(folder: Path, count: int, **changes: object) -> Project:
     workspace = Workspace(folder, "s3://bucket/store")
-    urls = [workspace.write(f"{number}.jsonl", [chat(10 * number + i) for i in range(6)]) for number in range(count)]
-    datasets = {f"d{number}": {"source": {"train_urls": [url]}, "format": CHAT} for number, url in enumerate(urls)}
+    rows = [[chat(10 * number + i) for i in range(6)] for number in range(count)]
+    datasets = {f"d{number}": workspace.dataset(f"{number}.jsonl", own) for number, own in enumerate(rows)}
     return workspace.recipe(datasets, **changes).project
 
 

@@ -22,7 +22,7 @@ from rowmill.schema.examples import BATCH_NAMES
 from rowmill.schema.manifest import Manifest
 from rowmill.shards import native
 from tests.reader.test_index_layout import run_reader_alone
-from tests.support.recipes import CHAT, LENIENT, Built, Workspace, chat, current_rows, open_reader
+from tests.support.recipes import LENIENT, Built, Workspace, chat, current_rows, open_reader
 
 LIKELIEST = 3
 TEACHER = {
@@ -55,10 +55,9 @@ def rollout(i: int) -> dict[str, Any]:
 
 def write_recipe(folder: Path, *, rows: Sequence[Mapping[str, Any]], **changes: Any) -> Workspace:
     workspace = Workspace(folder)
-    chats, rollouts = workspace.write("c.jsonl", [chat(i) for i in range(15)]), workspace.write("r.jsonl", rows)
     datasets = {
-        "chats": {"source": {"train_urls": [chats]}, "format": CHAT},
-        "rollouts": {"source": {"train_urls": [rollouts]}, "format": TOKENS},
+        "chats": workspace.dataset("c.jsonl", [chat(i) for i in range(15)]),
+        "rollouts": workspace.dataset("r.jsonl", rows, TOKENS),
     }
     return workspace.recipe(datasets, seq_len=128, gates=GATES, **changes)
 

@@ -12,7 +12,7 @@ import pytest
 from rowmill.core.arrays import Ints
 from rowmill.reader import Reader
 from rowmill.reader.layouts import tree_mask
-from tests.support.recipes import CHAT, Built, Workspace, chat
+from tests.support.recipes import Built, Workspace, chat
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = 640
@@ -28,10 +28,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     for i in range(6):
         answer = {"role": "assistant", "content": f"Answer {i} of several.", "weight": 0.5 + i}
         rows.append({"messages": [*chat(50)["messages"][:-1], answer]})
-    dataset = {"source": {"train_urls": [workspace.write("rows.jsonl", rows)]}, "format": CHAT,
-               "packing": {"share_prefixes": True, "min_shared": 8}, "template": {"turns": "message"},
-               "loss": {"weights": True}}  # fmt: skip
-    return workspace.recipe({"rows": dataset}, partitions={"world_size": 1}, mixture={"batch_size": 3}).build()
+    return workspace.one(
+        "rows.jsonl", rows, packing={"share_prefixes": True, "min_shared": 8}, template={"turns": "message"},
+        loss={"weights": True}, partitions={"world_size": 1}, mixture={"batch_size": 3},
+    ).build()  # fmt: skip
 
 
 def read_batches(built: Built, *, as_torch: bool, layout: Any = "flat") -> list[dict[str, Any]]:

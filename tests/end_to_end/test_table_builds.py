@@ -40,12 +40,9 @@ SERIES = {**grouped(), "time_series": {"is_timeseries": True}}
 MODES: dict[str, dict[str, Any]] = {"tabular": {}, "grouped": grouped(), "sequential": SERIES}
 
 
-def table(
-    workspace: Workspace, content: bytes, form: dict[str, Any], *, seq_len: int = 2048, **groups: Any
-) -> Workspace:
+def table(workspace: Workspace, content: bytes, form: dict[str, Any], **options: Any) -> Workspace:
     """Write a table and a recipe of it."""
-    dataset = {"source": {"train_urls": [workspace.write("table.csv", content)]}, "format": records(**form)}
-    return workspace.recipe({"rows": dataset | {"splits": {"test": 0}} | groups}, seq_len=seq_len)
+    return workspace.one("table.csv", content, records(**form), **{"splits": {"test": 0}, "seq_len": 2048} | options)
 
 
 def built(
@@ -341,19 +338,6 @@ def series(folder: Path, times: list[str], **time_series: Any) -> Built:
     return Workspace(folder).one("table.csv", as_csv(rows), form).build(only=TO_EXAMPLES)
 
 
-def test_dates_and_times_order_the_series_unless_they_are_ambiguous(tmp_path: Path) -> None:
-    made = series(tmp_path / "dates", ["25/02/2024", "01/02/2024", "13/01/2024"])
-    assert known(made)["order"] == "%d/%m/%Y"
-    [text] = trained_texts(made, TOKENIZER)
-    assert [text.index(f'"v":{i}') for i in (2, 1, 0)] == sorted(text.index(f'"v":{i}') for i in range(3))
-    made = series(tmp_path / "times", ["22:00", "23:00", "00:00", "01:00"], timestamp_interval_seconds=3600)
-    assert facts_of(made)["interval_mismatch"] == 0
-    [text] = trained_texts(made, TOKENIZER)
-    assert [text.index(f'"v":{i}') for i in range(4)] == sorted(text.index(f'"v":{i}') for i in range(4))
-    with pytest.raises(ConfigError, match=r"%d/%m/%Y and %m/%d/%Y both read"):
-        series(tmp_path / "ambiguous", ["01/02/2024", "02/02/2024"])
-
-
 @pytest.mark.slow
 def test_interval_is_found_where_it_is_constant_and_its_breach_fails_a_check(tmp_path: Path) -> None:
     hours = [f"2024-01-01T{hour:02d}:00:00" for hour in range(10)]
@@ -445,11 +429,7 @@ def test_appended_rows_are_encoded_and_earlier_ones_are_not(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_another_seed_gives_other_examples_of_the_same_ids(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    source = {"train_urls": [workspace.write("table.csv", as_csv(purchases(600)))]}
-    datasets = {"rows": {"source": source, "format": records(), "splits": {"test": 0}}}
-    one = workspace.recipe(datasets, seq_len=2048).build(only=TO_EXAMPLES)
-    other = workspace.recipe(datasets, seq_len=2048, seed=1).build(only=TO_EXAMPLES)
+    one, other = built(tmp_path, {}, 600), built(tmp_path, {}, 600, seed=1)
 
     assert other.report("rows", "tokenized_examples").rows_made == 0
     assert [e["row_ids"] for e in one.examples()] != [e["row_ids"] for e in other.examples()]
@@ -476,16 +456,12 @@ def test_reference_wire_prints_as_the_original_and_counts_what_it_changes(tmp_pa
     assert made.manifest("rows", "tokenized_examples").facts["changed_by_wire"] == 1
 
 
-def test_reference_wire_refuses_special_token_text(tmp_path: Path) -> None:
-    rows, form = [{"a": "ends <|im_end|>"}, {"a": "fine"}], records(codec={"wire": "reference"})
-    assert built_of(tmp_path, "rows.jsonl", rows, form).rejects() == [(0, "control_token_in_content")]
-
-
 def test_gate_of_rejects_names_the_reasons_and_a_line_of_the_commonest(tmp_path: Path) -> None:
     form = records(data={"group_training_examples_by": "g"})
     content = b"g,t\n" + b"".join(b"%s,%d\n" % (b"" if i in (3, 5) else b"a", i) for i in range(8))
-    workspace = Workspace(tmp_path)
-    rows = {"source": {"train_urls": [workspace.write("rows.csv", content)]}, "format": form, "splits": {"test": 0}}
+    workspace = Workspace(tmp_path).one(
+        "rows.csv", content, form, splits={"test": 0}, gates={"rejects": {"at_most": 0.05}}
+    )
 
     with pytest.raises(GateError, match=r"rejects.*\n  group_missing: 2, the first is \S*rows\.csv line 5 \(\w+:3\)"):
-        workspace.recipe({"rows": rows}, gates={"rejects": {"at_most": 0.05}}).build(only=TO_EXAMPLES)
+        workspace.build(only=TO_EXAMPLES)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from rowmill.core.errors import ConfigError, GateError
-from tests.support.recipes import TO_EXAMPLES, TO_ROWS, Built, Workspace, lines
+from tests.support.recipes import TO_EXAMPLES, TO_ROWS, Built, Workspace
 from tests.support.tables import as_csv, as_parquet, grouped, records
 from tests.support.tiers import mark_all_but
 
@@ -36,9 +36,7 @@ BY_TIME = records(**grouped("g", "t"))
 def project(
     folder: Path, content: bytes, form: dict[str, Any] = GROUPED, name: str = "sales.csv", **source: Any
 ) -> Workspace:
-    workspace = Workspace(folder)
-    urls = {"train_urls": [workspace.write(name, content)]}
-    return workspace.recipe({"rows": {"source": urls | source, "format": form, "splits": {"test": 0.2}}}, seq_len=2048)
+    return Workspace(folder).one(name, content, form, source=source, splits={"test": 0.2}, seq_len=2048)
 
 
 def rows_of(built: Built) -> list[dict[str, Any]]:
@@ -205,21 +203,6 @@ def test_na_word_in_the_order_column_is_missing_and_others_keep_their_order(tmp_
     made = project(tmp_path, as_csv(rows), BY_TIME).build(only=TO_EXAMPLES)
     assert ("rejected", "order_missing", 1) in made.manifest("rows", "canonical_rows").ledger
     assert made.manifest("rows", "canonical_rows").details["records"]["order"] == "elapsed_seconds"
-
-
-@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])
-def test_text_without_an_order_is_refused_in_csv_and_json(tmp_path: Path, name: str) -> None:
-    rows = [{"g": "A", "t": text} for text in ("early", "late", "noon")]
-    content = as_csv(rows) if name.endswith(".csv") else lines(rows)
-    with pytest.raises(ConfigError, match="column 't' is text that no known time format reads, such as 'early'"):
-        project(tmp_path, content, BY_TIME, name=name).build(only=TO_ROWS)
-
-
-def test_months_by_name_are_in_calendar_order(tmp_path: Path) -> None:
-    rows = [{"g": "A", "t": text} for text in ("Jan 2024", "Dec 2023", "Apr 2024")]
-    made = project(tmp_path, as_csv(rows), BY_TIME).build(only=TO_ROWS)
-    ordered = sorted(rows_of(made), key=lambda row: int(row["order_key"]))
-    assert [json.loads(row["record"])["t"] for row in ordered] == ["Dec 2023", "Jan 2024", "Apr 2024"]
 
 
 def test_repeated_key_of_json_is_a_reject(tmp_path: Path) -> None:

@@ -74,8 +74,7 @@ KINDS: dict[str, tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]]
 
 
 def limited(workspace: Workspace, name: str, content: bytes, form: Mapping[str, Any]) -> Built:
-    source = {"train_urls": [workspace.write(name, content)], "limits": {"max_run_chars": LIMIT}}
-    return workspace.recipe({"rows": {"source": source, "format": form}}).build(only=TO_ROWS)
+    return workspace.one(name, content, form, source={"limits": {"max_run_chars": LIMIT}}).build(only=TO_ROWS)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -601,11 +601,7 @@ def test_option_that_others_leave_without_effect_is_refused_with_what_to_do(
 
 def test_option_without_effect_is_not_inherited(tmp_path: Path) -> None:
     made = Workspace(tmp_path)
-    source = {"train_urls": [made.write("rows.jsonl", [{"text": "t"}])]}
-    datasets = {
-        "chats": {"source": source, "format": {"kind": "chat"}},
-        "texts": {"source": source, "format": {"kind": "text"}},
-    }
+    datasets = {f"{kind}s": made.dataset("rows.jsonl", [{"text": "t"}], {"kind": kind}) for kind in ("chat", "text")}
     made.recipe(datasets, defaults={"packing": {"max_segments_per_example": 4}})
 
     packing = {name: dataset.packing for name, dataset in made.project.recipe.datasets.items()}

@@ -7,7 +7,7 @@ import pytest
 
 from rowmill.reports import report_page
 from tests.support.markup import Page
-from tests.support.recipes import CHAT, PAIR, Built, Workspace, chat, pair
+from tests.support.recipes import PAIR, Built, Workspace, chat, pair
 
 HOSTILE = (
     '<script>alert(1)</script></script><!--</style><img src="http://evil.invalid/x.png" onerror="alert(2)">'
@@ -25,19 +25,15 @@ def make_hostile_rows() -> list[dict[str, Any]]:
 
 def with_hostile_rows(folder: Path, **changes: Any) -> Workspace:
     """Write a project of these rows alone."""
-    workspace = Workspace(folder)
-    source = {"train_urls": [workspace.write("chats.jsonl", make_hostile_rows())]}
-    return workspace.recipe({"rows": {"source": source, "format": CHAT}}, **changes)
+    return Workspace(folder).one("chats.jsonl", make_hostile_rows(), **changes)
 
 
 @pytest.fixture(scope="session")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Return a build of chats, three of them rejected, and of pairs; no test changes it."""
     workspace = Workspace(tmp_path_factory.mktemp("reported"))
-    chats, pairs = {"train_urls": ["data/chats.jsonl"]}, {"train_urls": ["data/pairs.jsonl"]}
-    workspace.write("chats.jsonl", make_hostile_rows())
-    workspace.write("pairs.jsonl", [pair(i) for i in range(30)])
-    datasets = {"chats": {"source": chats, "format": CHAT}, "pairs": {"source": pairs, "format": PAIR}}
+    pairs = workspace.dataset("pairs.jsonl", [pair(i) for i in range(30)], PAIR)
+    datasets = {"chats": workspace.dataset("chats.jsonl", make_hostile_rows()), "pairs": pairs}
     return workspace.recipe(datasets).build()
 
 

@@ -18,7 +18,7 @@ from rowmill.core.errors import ConfigError, DamagedFileError, GateError, Integr
 from rowmill.reader import Reader
 from rowmill.recipe import recipe
 from rowmill.reports.dataset_card import describe_record_set, write_card
-from tests.support.recipes import CHAT, LENIENT, TEXT, Workspace, chat, document
+from tests.support.recipes import LENIENT, TEXT, Workspace, chat, document
 
 pytestmark = pytest.mark.slow
 CHATS, TEXTS = 40, 25
@@ -28,13 +28,12 @@ def write_project(folder: Path, *, licenses: Sequence[str | None] = ("cc-by-4.0"
     """Write a project of chats and texts, some chats held out, whose sources have these licences."""
     workspace = Workspace(folder)
     rows = {"chats": [*(chat(i) for i in range(CHATS)), chat(0)], "texts": [document(i) for i in range(TEXTS)]}
-    chats, texts = (
-        {"train_urls": [workspace.write(f"{name}.jsonl", rows[name])], "license": text}
-        for name, text in zip(rows, licenses, strict=True)
-    )
+    told, filters = {"license": licenses[0], "tags": ["dialogue"]}, {"min_chars": 5}
     datasets = {
-        "chats": {"source": chats | {"tags": ["dialogue"]}, "format": CHAT, "splits": {"validation": 0.2}},
-        "texts": {"source": texts, "format": TEXT, "filters": {"min_chars": 5}},
+        "chats": workspace.dataset("chats.jsonl", rows["chats"], source=told, splits={"validation": 0.2}),
+        "texts": workspace.dataset(
+            "texts.jsonl", rows["texts"], TEXT, source={"license": licenses[1]}, filters=filters
+        ),
     }
     exports = [{"kind": "hf", "name": "rows"}]
     return workspace.recipe(datasets, **({"exports": exports} | changes))
@@ -112,10 +111,8 @@ def test_files_that_card_and_croissant_name_are_those_of_the_build(built: Worksp
 def test_shards_without_tokens_are_described_with_the_examples_that_have_them(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     rows = {"index": [chat(i) for i in range(9)], "own": [chat(i) for i in range(20, 29)], "none": [{"messages": []}]}
-    datasets = {
-        name: {"source": {"train_urls": [workspace.write(f"{name}.jsonl", of_it)], "license": "mit"}, "format": CHAT}
-        for name, of_it in rows.items()
-    }
+    mit = {"license": "mit"}
+    datasets = {name: workspace.dataset(f"{name}.jsonl", of_it, source=mit) for name, of_it in rows.items()}
     datasets["index"]["packing"] = {"layout": "index"}
     workspace.recipe(datasets).build()
     write_card(workspace.project)
@@ -155,9 +152,9 @@ def test_lists_of_lists_are_described_and_read_and_other_columns_are_named(tmp_p
     mlcroissant = pytest.importorskip("mlcroissant", reason="mlcroissant is not installed: pip install 'rowmill[test]'")
     workspace = Workspace(tmp_path)
     scored = {"input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 1, 1], "top": [[0, 0], [1, 2], [3, 4], [5, 6]]}
-    source = {"train_urls": [workspace.write("scored.jsonl", [scored])], "license": "mit"}
     form = {"kind": "tokens", "token_fields": {"top": {"type": "int32", "size": 2}}}
-    workspace.recipe({"scored": {"source": source, "format": form}}).build()
+    dataset = workspace.dataset("scored.jsonl", [scored], form, source={"license": "mit"})
+    workspace.recipe({"scored": dataset}).build()
     write_card(workspace.project)
     _, _, croissant = read_card(workspace.store / "mini")
 

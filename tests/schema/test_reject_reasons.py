@@ -10,7 +10,18 @@ import pytest
 
 from rowmill.kinds.base import OPTION_GROUPS
 from rowmill.schema import ledger
-from tests.support.recipes import CHAT, CHATML, TEXT, Built, Workspace, chat, document, rewrite_tokenizer, sentence
+from tests.support.recipes import (
+    CHAT,
+    CHATML,
+    TEXT,
+    TO_ROWS,
+    Built,
+    Workspace,
+    chat,
+    document,
+    rewrite_tokenizer,
+    sentence,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -176,10 +187,10 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Built:
     for reason, template in TEMPLATES.items():
         rows = [said(content="because", tool_calls=[call({})])] if reason == "span_not_found" else [chat(1)]
         cases[reason] = (CHAT, rows, {"template": {"chat_template": template, "verify_render": 1.0}})
-    datasets: dict[str, Any] = {}
-    for reason, (form, rows, groups) in cases.items():
-        source = {"train_urls": [workspace.write(f"{reason}.jsonl", encoded(rows))]}
-        datasets[reason] = {"source": source, "format": form, **groups}
+    datasets = {
+        reason: workspace.dataset(f"{reason}.jsonl", encoded(rows), form, **groups)
+        for reason, (form, rows, groups) in cases.items()
+    }
     return workspace.recipe(datasets).build(only=("raw_dataset", "canonical_rows", "tokenized_examples"))
 
 
@@ -190,10 +201,8 @@ def test_a_flaw_has_the_reason_that_is_named_for_it(many: Built, reason: str) ->
 
 
 def test_a_blank_line_of_a_text_file_is_accounted_for_and_is_no_reject_of_the_check(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    path = workspace.write("a.txt", f"{sentence(1, 30)}\n\n \n{sentence(1, 30)}\n".encode())
-    rows = {"source": {"train_urls": [path], "sample_by": "line"}, "format": TEXT}
-    built = workspace.recipe({"rows": rows}).build(only=("raw_dataset", "canonical_rows"))
+    text, by_line = f"{sentence(1, 30)}\n\n \n{sentence(1, 30)}\n".encode(), {"sample_by": "line"}
+    built = Workspace(tmp_path).one("a.txt", text, TEXT, source=by_line).build(only=TO_ROWS)
     made = built.manifest("rows", "canonical_rows")
 
     assert sorted(made.ledger) == [("kept", "", 1), ("rejected", "blank", 2), ("rejected", "duplicate", 1)]

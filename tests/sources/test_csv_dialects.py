@@ -20,7 +20,7 @@ from rowmill.kinds.tables.options import Records, require_records
 from rowmill.sources import Files, FileScan
 from rowmill.sources.delimited import UnnamedColumnError
 from rowmill.sources.dialect import Dialect
-from tests.support.recipes import Workspace
+from tests.support.recipes import TO_ROWS, Workspace
 from tests.support.source_files import reasons, records, scan_content, scan_files, values
 
 WIDE = b"age;work;pay\n" + b"".join(b"%d;x, y;%d,5\n" % (i, i) for i in range(30))
@@ -409,16 +409,12 @@ def test_options_of_reading_may_stand_beside_the_columns_of_a_table(tmp_path: Pa
     only = Workspace(tmp_path).one("a.csv", b"1,x\n", {"kind": "records", "table": {"header": False}})
     assert require_records(only.project.recipe.datasets["rows"]).table is None
     twice = {"kind": "records", "table": {"header": False}}
-    url = made.write("a.csv", b"1,x\n")
     with pytest.raises(ConfigError, match=r"format\.table\.header and source\.header are the same option; keep source"):
-        _ = made.recipe({"rows": {"source": {"train_urls": [url], "header": True}, "format": twice}}).project
+        _ = made.one("a.csv", b"1,x\n", twice, source={"header": True}).project
 
 
 def test_double_quote_may_be_a_delimiter_and_is_in_the_contract(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    source = {"train_urls": [workspace.write("a.csv", b'a"b\n1"x\n2"y\n')], "delimiter": '"', "quote": "'"}
-    made = workspace.recipe({"rows": {"source": source, "format": {"kind": "records"}}}).build(
-        only=("raw_dataset", "canonical_rows")
-    )
+    content, dialect = b'a"b\n1"x\n2"y\n', {"delimiter": '"', "quote": "'"}
+    made = Workspace(tmp_path).one("a.csv", content, {"kind": "records"}, source=dialect).build(only=TO_ROWS)
 
     assert made.manifest("rows", "canonical_rows").details["table"]["contract"]["delimiter"] == '"'

@@ -124,9 +124,7 @@ def test_path_that_names_no_list_is_one_error_with_the_lists(tmp_path: Path, fie
 
 def test_init_and_build_name_the_list_of_an_object(tmp_path: Path) -> None:
     content = json.dumps({"version": 1, "data": [chat(i) for i in range(20)]})
-    workspace = Workspace(tmp_path)
-    source = {"train_urls": [workspace.write("rows.json", content.encode())]}
-    workspace.recipe({"rows": {"source": source, "format": CHAT}}, gates={})
+    workspace = Workspace(tmp_path).one("rows.json", content.encode(), gates={})
 
     with pytest.raises(PipelineError, match=r"the records may be the 20 objects of its list data: source\.field: data"):
         preflight.require_no_mistakes(workspace.project)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rowmill.core.errors import SchemaError, SourceError
 from rowmill.sources import FileScan, HuggingFaceSource, RawRecord, encodings, json_files, parts, scan_source
 from rowmill.sources.parts import RecordLimits, cut_lines
-from tests.support.recipes import CHAT, Workspace, chat, lines
+from tests.support.recipes import Workspace, chat
 from tests.support.source_files import reasons, records, scan_files, stager
 from tests.support.tiers import draw
 
@@ -153,11 +153,9 @@ def test_line_and_element_of_gigabytes_are_read_past_in_flat_memory() -> None:
 
 
 def test_record_that_is_too_long_is_counted_by_a_build(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
     row = {"messages": [{"role": "user", "content": "x" * 5000}]}
-    path = workspace.write("a.jsonl", lines([chat(1), row, chat(2)]))
-    source = {"train_urls": [path], "limits": {"max_record_bytes": LIMIT}}
-    built = workspace.recipe({"rows": {"source": source, "format": CHAT}}).build()
+    limits = {"limits": {"max_record_bytes": LIMIT}}
+    built = Workspace(tmp_path).one("a.jsonl", [chat(1), row, chat(2)], source=limits).build()
 
     assert (built.rejects(), built.kept()) == ([(1, "too_long_record")], [0, 2])
 

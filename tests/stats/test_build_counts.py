@@ -43,10 +43,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Build each kind of row to ranks and two exports, and parse a generated text."""
     workspace = Workspace(tmp_path_factory.mktemp("counted"))
     formats = {"chats": CHAT, "texts": TEXT, "sales": RECORDS}
-    sources = {name: {"train_urls": [workspace.write(f"{name}.jsonl", rows)]} for name, rows in CONTENT.items()}
-    datasets: dict[str, dict[str, Any]] = {
-        name: {"source": sources[name], "format": formats[name]} for name in DATASETS
-    }
+    datasets = {name: workspace.dataset(f"{name}.jsonl", CONTENT[name], formats[name]) for name in DATASETS}
     datasets["texts"]["packing"] = {"pack_strategy": "concat", "tail": "drop"}
     workspace.recipe(
         datasets,

@@ -15,7 +15,7 @@ from rowmill.reports.build_view import load_build_view
 from rowmill.schema.rows import NORMALIZATION_COLUMNS
 from rowmill.stages import catalog, truncation_stats
 from rowmill.stats.views import ESTIMATE_NOTES, query_views
-from tests.support.recipes import CHAT, PAIR, Built, Workspace, chat, pair, sentence, write_tokenizer
+from tests.support.recipes import PAIR, Built, Workspace, chat, pair, sentence, write_tokenizer
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
@@ -44,13 +44,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("stats")
     write_tokenizer(folder / "tokenizer", template=TEMPLATE)
     workspace = Workspace(folder)
-    files = {
-        "rows": workspace.write("a.jsonl", varied()),
-        "pairs": workspace.write("b.jsonl", [pair(i) for i in range(9)]),
-    }
     datasets = {
-        "rows": {"source": {"train_urls": [files["rows"]]}, "format": CHAT, "truncation": {"max_length": 96}},
-        "pairs": {"source": {"train_urls": [files["pairs"]]}, "format": PAIR},
+        "rows": workspace.dataset("a.jsonl", varied(), truncation={"max_length": 96}),
+        "pairs": workspace.dataset("b.jsonl", [pair(i) for i in range(9)], PAIR),
     }
     return workspace.recipe(datasets).build()
 

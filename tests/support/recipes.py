@@ -174,13 +174,17 @@ class Workspace:
 
     def dataset(
         self, name: str, content: "bytes | Iterable[Mapping[str, Any]]", kind: Mapping[str, Any] = CHAT, *,
-        held: "bytes | Iterable[Mapping[str, Any]] | None" = None, **groups: Any,
+        held: "bytes | Iterable[Mapping[str, Any]] | None" = None, source: Mapping[str, Any] | None = None,
+        **groups: Any,
     ) -> dict[str, Any]:  # fmt: skip
-        """Write one file, and one of validation rows if they are given; return the options of a dataset of both."""
+        """Write one file, and one of validation rows if they are given; return the options of a dataset of both.
+
+        `source` are further options of the source.
+        """
         urls = {"train_urls": [self.write(name, content)]}
         if held is not None:
             urls["validation_urls"] = [self.write(f"held-{name}", held)]
-        return {"source": urls, "format": kind, **groups}
+        return {"source": {**urls, **(source or {})}, "format": kind, **groups}
 
     def files(
         self, contents: "Mapping[str, bytes | Iterable[Mapping[str, Any]]]", kind: Mapping[str, Any] = CHAT,

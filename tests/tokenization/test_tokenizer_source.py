@@ -22,7 +22,6 @@ from rowmill.recipe.recipe import json_schema
 from rowmill.schema import manifest
 from rowmill.tokenization import tokenizer_source
 from tests.support.recipes import (
-    CHAT,
     PAIR,
     TO_EXAMPLES,
     Built,
@@ -38,12 +37,10 @@ pytestmark = pytest.mark.slow
 
 def write(folder: Path, tokenizer: object = "tokenizer") -> Workspace:
     workspace = Workspace(folder)
-    urls = {
-        "chats": workspace.write("c.jsonl", [chat(i) for i in range(20)]),
-        "tasks": workspace.write("t.jsonl", [pair(i) for i in range(20)]),
+    datasets = {
+        "chats": workspace.dataset("c.jsonl", [chat(i) for i in range(20)]),
+        "tasks": workspace.dataset("t.jsonl", [pair(i) for i in range(20)], PAIR),
     }
-    kinds = {"chats": CHAT, "tasks": PAIR}
-    datasets = {name: {"source": {"train_urls": [url]}, "format": kinds[name]} for name, url in urls.items()}
     return workspace.recipe(datasets, tokenizer=tokenizer)
 
 

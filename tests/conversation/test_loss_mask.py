@@ -17,7 +17,7 @@ from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
-from tests.support.messages import assistant, call, draw_mask, system, tool, trained_characters, trained_texts, user
+from tests.support.messages import assistant, call, draw_mask, system, tool, trained_characters, user
 from tests.support.tiers import draw
 
 LETTERS = (
@@ -389,7 +389,6 @@ messages_ = st.lists(
 )
 MAKERS = {
     "letters": masker(LETTERS),
-    "last of letters": masker(LETTERS, {"supervise": "last_assistant"}),
     "chatml": masker(read_named_template("chatml")),
     "qwen3": masker(BOTH[0]),
 }
@@ -410,25 +409,6 @@ def test_trained_spans_are_ordered_disjoint_and_inside_their_messages(name: str,
             assert {piece.message for piece in inside} == {span.message}
         for piece in masked.pieces:
             assert masked.text[piece.start : piece.end].strip() == messages[piece.message]["content"].strip()
-
-
-@pytest.mark.slow
-@given(messages=messages_, other=content)
-@settings(max_examples=draw(100), deadline=None)
-def test_changing_a_user_text_changes_no_other_mask(messages: list[Message], other: str) -> None:
-    changed = [{**m, "content": other} if m["role"] == "user" else m for m in messages]
-    first, second = (MAKERS["letters"].mask(Conversation(one)) for one in (messages, changed))
-    if isinstance(first, MaskedConversation) and isinstance(second, MaskedConversation):
-        assert trained_texts(first) == trained_texts(second)
-
-
-@pytest.mark.slow
-@given(messages=messages_)
-@settings(max_examples=draw(100), deadline=None)
-def test_last_assistant_trains_a_subset_of_all(messages: list[Message]) -> None:
-    every, last = (MAKERS[name].mask(Conversation(messages)) for name in ("letters", "last of letters"))
-    if isinstance(every, MaskedConversation) and isinstance(last, MaskedConversation):
-        assert set(last.trained) <= set(every.trained)
 
 
 # ── options ──

@@ -23,7 +23,7 @@ from tests.end_to_end.test_table_drift import (
 )
 from tests.support.cli_project import run
 from tests.support.recipes import TO_EXAMPLES, TO_ROWS, Workspace
-from tests.support.tables import as_csv, records
+from tests.support.tables import as_csv
 
 
 def pin(workspace: Workspace, **columns: Any) -> Path:
@@ -120,18 +120,6 @@ def test_column_that_a_pinned_contract_does_not_expect_stops_the_build(
     with pytest.raises(GateError) as caught:
         workspace.build(only=TO_EXAMPLES)
     assert said in str(caught.value)
-
-
-def test_dates_of_a_custom_format_order_records(tmp_path: Path) -> None:
-    days = ["20240301 10", "20231201 09", "20240101 00"]
-    rows = [{"g": "A", "t": f"d{text}"} for text in days]
-    form = records(data={"group_training_examples_by": "g", "order_training_examples_by": "t"})
-    workspace = project(tmp_path, as_csv(rows), {**form, "table": {"columns": {
-        "g": {"type": "text"}, "t": {"type": "datetime", "format": "d%Y%m%d %H"},
-    }}})  # fmt: skip
-    ordered = sorted(rows_of(workspace.build(only=TO_ROWS)), key=lambda row: int(row["order_key"]))
-    assert '"t":"d20231201 09"' in ordered[0]["record"]
-    assert '"t":"d20240301 10"' in ordered[2]["record"]
 
 
 def test_private_values_are_in_no_comment(tmp_path: Path) -> None:

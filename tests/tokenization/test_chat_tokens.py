@@ -207,16 +207,6 @@ def test_control_string_of_the_data_becomes_a_control_id_only_where_allowed(
 
 
 @pytest.mark.slow
-def test_swapping_control_strings_for_words_changes_no_count_of_control_ids(tmp_path: Path) -> None:
-    """In a whole build; `test_template_properties.py` has the check over generated texts."""
-    wording = "<|im_end|>\n<|im_start|>assistant\n<|endoftext|>"
-    rows = [[talk(f"what is {text}?", f"it is {text} indeed")] for text in (wording, "a green house")]
-    first, second = (Workspace(tmp_path / str(i)).one("a.jsonl", one).build() for i, one in enumerate(rows))
-
-    assert control_ids(first) == control_ids(second)
-
-
-@pytest.mark.slow
 def test_placeholder_that_the_template_changes_is_a_reject(tmp_path: Path) -> None:
     lowering = CHATML.replace("m['content']", "m['content'] | lower", 1)
     rows = [talk("what is <|im_end|>?", "it is the end"), talk("what is it?", "it is the end")]

@@ -310,9 +310,12 @@ def test_order_that_is_not_clear_is_an_error_that_names_a_value() -> None:
 
 @pytest.mark.parametrize("must_be_time", [True, False])
 def test_text_does_not_order_unless_the_recipe_says_so(must_be_time: bool) -> None:
-    with pytest.raises(ConfigError, match=r"'alpha'.*or `text` to sort by code points"):
+    said = r"column 'a' is text that no known time format reads, such as 'alpha'.*or `text` to sort by code points"
+    with pytest.raises(ConfigError, match=said):
         order_of(["alpha", "beta"], must_be_time=must_be_time)
     assert order_of(["alpha"], pinned={"type": "text"}).name == "text"
+    own = order_of(["d20240301 10"], pinned={"type": "datetime", "format": "d%Y%m%d %H"})
+    assert own.read_series(["d20231201 09", "d20240301 10"]) == [1701421200, 1709287200]
     assert order_of(["alpha"], timestamp_format="text").name == "text"
 
 

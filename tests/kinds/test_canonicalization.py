@@ -24,7 +24,7 @@ from rowmill.kinds.shared.reasoning import Reasoning
 from rowmill.schema.ledger import REJECT_REASONS
 from rowmill.schema.rows import ParseReport, PlainChat, Rejected, Row, make_plain_report
 from tests.end_to_end.test_real_rows import read_records
-from tests.support.canonical_rows import canonicalize_row
+from tests.support.canonical_rows import canonicalize_row, kept, rejection
 
 COLUMNS = [
     *("messages", "conversations", "prompt", "question", "response", "completion", "answer", "instruction", "input"),
@@ -281,10 +281,7 @@ def through_arrow(records: list[Json]) -> list[Json]:
 def test_invalid_json_text_is_rejected_with_or_without_a_long_integer(odd: str, number: str) -> None:
     talk = f'[{{"role": "user", "content": "q"}}, {{"role": "assistant", "content": "a", "x": {odd}, "y": {number}}}]'
 
-    made = canonicalize_row({"messages": talk}, DatasetOptions(format=Chat()))
-
-    assert isinstance(made, Rejected)
-    assert made.reason == "bad_messages"
+    assert rejection({"messages": talk}).reason == "bad_messages"
 
 
 def test_rows_through_arrow_are_the_rows_from_json_with_the_nulls_of_arguments() -> None:
@@ -350,9 +347,8 @@ def test_order_key_is_text_as_written_and_the_report_counts_the_noticed_features
         "tools": None,
         "functions": '[{"name": "f"}]',
     }
-    row = canonicalize_row(record, DatasetOptions(format=Auto()))
+    row = kept(record, Auto())
 
-    assert isinstance(row, Row)
     assert row.report == ParseReport(
         schema="messages",
         extracted_think_from_content=2,
@@ -368,10 +364,7 @@ def test_order_key_is_text_as_written_and_the_report_counts_the_noticed_features
     ("value", "domain"), [("wiki", "wiki"), (None, "__default__"), (3, "__default__"), (" ", "__default__")]
 )
 def test_domain_without_a_text_is_the_default(value: Json, domain: str) -> None:
-    row = canonicalize_row({"text": "T", "source": value}, DatasetOptions(format=Text(domain_key="source")))
-
-    assert isinstance(row, Row)
-    assert row.domain == domain
+    assert kept({"text": "T", "source": value}, Text(domain_key="source")).domain == domain
 
 
 # Real data
@@ -381,8 +374,7 @@ def test_domain_without_a_text_is_the_default(value: Json, domain: str) -> None:
 def test_real_tool_dialogues_have_results_that_answer_calls_and_are_the_same_through_arrow(real_data: Path) -> None:
     for file in ("tools/glaive_toolcall_en_demo.json", "tools/tau_airline_gpt4o.messages.jsonl"):
         for record in read_records(real_data / file):
-            row = canonicalize_row(record, DatasetOptions(format=Auto()))
-            assert isinstance(row, Row)
+            row = kept(record, Auto())
             calls = [call for message in row.messages for call in message.get("tool_calls", ())]
             results = [message["tool_call_id"] for message in row.messages if message["role"] == "tool"]
             assert set(results) <= {call["id"] for call in calls}

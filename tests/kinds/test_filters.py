@@ -16,12 +16,11 @@ from rowmill.kinds.shared.filters import (
     hash_record_prefix,
 )
 from rowmill.schema.rows import Rejected, Row
+from tests.support.canonical_rows import kept
 
 
 def row_of(record: Json) -> Row:
-    row = Canonicalizer(DatasetOptions(format=Auto()))(record)
-    assert isinstance(row, Row), row
-    return row
+    return kept(record, Auto())
 
 
 def dialogue(**message: Json) -> dict[str, Json]:

@@ -14,24 +14,16 @@ from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.catalog import Auto, Chat, Format, Python, Supervised, Text
 from rowmill.kinds.shared.canonicalization import Canonicalizer
 from rowmill.kinds.shared.messages import Tools
-from rowmill.schema.rows import Rejected, Row
-from tests.support.canonical_rows import canonicalize_row
+from rowmill.schema.rows import Row
+from tests.support.canonical_rows import kept, rejection
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
 SHARED = {"base", "catalog", "custom", "joint_rows", "shared"}
 """Modules of the folder that are no kind: the contract, the list, and what several kinds have in common."""
 
 
-def kept(record: Json, options: Any = None, **arguments: Any) -> Row:
-    row = Canonicalizer(DatasetOptions(format=options or Chat(), **arguments))(record)
-    assert isinstance(row, Row), row
-    return row
-
-
-def reason(record: Json, options: Any = None, **arguments: Any) -> str:
-    row = Canonicalizer(DatasetOptions(format=options or Chat(), **arguments))(record)
-    assert isinstance(row, Rejected), row
-    return row.reason
+def reason(record: Json, options: Any = None, **groups: Any) -> str:
+    return rejection(record, options, **groups).reason
 
 
 def turns(row: Row) -> list[tuple[str, str]]:
@@ -46,10 +38,7 @@ def test_exchange_keeps_its_system_text_and_the_keys_of_its_answer() -> None:
     first = {"system": "Be brief.", "input": "U1", "output": "A1", "loss": False}
     second = {"input": "U2", "output": "A2", "reasoning_content": "R2", "note": "n"}
 
-    row = Canonicalizer(DatasetOptions(format=Chat()))({"conversation": [first, second]})
-
-    assert isinstance(row, Row)
-    assert row.messages == (
+    assert kept({"conversation": [first, second]}).messages == (
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "U1"},
         {"role": "assistant", "content": "A1", "train": False},
@@ -175,7 +164,7 @@ def test_shape_is_the_first_that_matches_each_record_or_the_named_one() -> None:
 
     assert turns(kept(record, Chat(dataset_schema="prompt_response"))) == [("user", "P"), ("assistant", "R")]
 
-    records = [
+    records: list[Json] = [
         {"messages": None, "conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}]},
         chat(("user", "U"), ("assistant", "A")),
         {"instruction": "U", "output": "A"},
@@ -273,9 +262,8 @@ def test_prompt_in_instruction_joins_the_input(record: Json, prompt: str) -> Non
     ],
 )
 def test_column_that_belongs_to_the_prompt_is_read_or_refused_or_ignored_on_purpose(record: Json, column: str) -> None:
-    refused = canonicalize_row(record, DatasetOptions(format=INSTRUCTIONS))
+    refused = rejection(record, INSTRUCTIONS)
 
-    assert isinstance(refused, Rejected)
     assert refused.reason == "unread_prompt"
     assert refused.detail.startswith(f"{column} holds ")
     kept(record, INSTRUCTIONS.model_copy(update={"ignore_columns": [column]}))
@@ -331,8 +319,7 @@ def test_placeholder_of_a_media_column_is_rejected(column: str, value: Json, tex
     ]
 
     for record, options in records:
-        row = Canonicalizer(DatasetOptions(format=options))(record | {column: value})
-        assert isinstance(row, Rejected)
+        row = rejection(record | {column: value}, options)
         assert row.reason == "multimodal_content"
         assert row.detail.endswith(f"the column {column} is not empty")
 
@@ -589,9 +576,7 @@ def test_kwargs_have_a_configured_column_and_no_generation_prompt() -> None:
     record = {**chat(("user", "U")), "chat_template_kwargs": 3, "vars": {"x": 1}}
 
     for column, read in (("vars", {"x": 1}), (None, {})):
-        row = canonicalize_row(record, DatasetOptions(format=Chat(), template=Template(chat_template_kwargs=column)))
-        assert isinstance(row, Row)
-        assert row.template_kwargs == read
+        assert kept(record, template=Template(chat_template_kwargs=column)).template_kwargs == read
 
 
 @pytest.mark.parametrize(
@@ -632,9 +617,8 @@ def test_pair_is_read(record: Json, options: Supervised, expected: tuple[str, st
 
 
 def test_document_is_kept_as_it_is() -> None:
-    row = canonicalize_row({"body": " T\u2028\n", "text": "x"}, DatasetOptions(format=Text(text_key="body")))
+    row = kept({"body": " T\u2028\n", "text": "x"}, Text(text_key="body"))
 
-    assert isinstance(row, Row)
     assert (row.kind, row.text, row.report.schema) == ("text", " T\u2028\n", "text")
 
 

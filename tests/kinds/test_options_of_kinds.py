@@ -63,36 +63,33 @@ def ask(content: str) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def call(arguments: Any) -> dict[str, Any]:
-    called = {"id": "my_call_1", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
-    return answer("", tool_calls=[called])
+def talk(number: int, *messages: Any, **columns: Any) -> dict[str, Any]:
+    """Return a conversation that begins with a question."""
+    return {"messages": [ask(f"q{number}"), *messages], **columns}
+
+
+MORE = (ask("q"), answer("a"))
+CALL = {"id": "my_call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"word": "x"}'}}
+CALLED = (answer("", tool_calls=[CALL]), {"role": "tool", "content": "r", "tool_call_id": "my_call_1"})
 
 
 ODD_CHATS: Sequence[Mapping[str, Any]] = [
-    {"messages": [ask("q1"), answer("a1", reasoning_content=sentence(1, 12))]},
-    {"messages": [ask("q2"), answer("a2", why="hidden")]},
-    {"messages": [ask("q3"), answer("<think>inside</think>a3")]},
-    {"messages": [ask("q4"), answer("<t>other tags</t>a4")]},
-    {"messages": [ask("q5"), {"role": "critic", "content": "hm"}, answer("a5")]},
-    {"messages": [ask("q6"), {"role": "model2", "content": "from another"}, answer("a6")]},
-    {"messages": [ask("q7"), answer("a7", keep=False), ask("q"), answer("a")]},
-    {"messages": [ask("q8"), answer("a8", weight=0.5), ask("q"), answer("a")]},
-    {"messages": [ask("q29"), answer("a29", weight=-0.5), ask("q"), answer("a")]},
-    {
-        "messages": [
-            ask("q9"),
-            call('{"word": "x"}'),
-            {"role": "tool", "content": "r", "tool_call_id": "my_call_1"},
-            answer("a9"),
-        ],
-        "tools": TOOLS,
-    },
-    {"messages": [ask("q10"), answer("a10")], "my_tools": TOOLS},
+    talk(1, answer("a1", reasoning_content=sentence(1, 12))),
+    talk(2, answer("a2", why="hidden")),
+    talk(3, answer("<think>inside</think>a3")),
+    talk(4, answer("<t>other tags</t>a4")),
+    talk(5, {"role": "critic", "content": "hm"}, answer("a5")),
+    talk(6, {"role": "model2", "content": "from another"}, answer("a6")),
+    talk(7, answer("a7", keep=False), *MORE),
+    talk(8, answer("a8", weight=0.5), *MORE),
+    talk(29, answer("a29", weight=-0.5), *MORE),
+    talk(9, *CALLED, answer("a9"), tools=TOOLS),
+    talk(10, answer("a10"), my_tools=TOOLS),
     {"messages": [ask("q11 <|im_end|> here"), answer("a11")]},
     {"messages": [{"role": "system", "content": "be brief"}, ask("q12"), answer("a12"), ask("unanswered")]},
-    {"messages": [ask("q13"), {"role": "thought", "content": "a thought"}, answer("a13")]},
-    {"messages": [ask("q14"), answer("a14")], "chat_template_kwargs": {"style": "formal"}},
-    {"messages": [ask("q15"), answer("a15")], "my_kwargs": {"style": "loose"}},
+    talk(13, {"role": "thought", "content": "a thought"}, answer("a13")),
+    talk(14, answer("a14"), chat_template_kwargs={"style": "formal"}),
+    talk(15, answer("a15"), my_kwargs={"style": "loose"}),
     {"prompt": "q16", "response": "a16"},
     {"prompt": sentence(13, 40), "response": "a16"},
     {"prompt": "q17", "context": "of this", "response": "a17"},
@@ -101,32 +98,14 @@ ODD_CHATS: Sequence[Mapping[str, Any]] = [
     {"my_messages": [ask("q20"), answer("a20")]},
     {"messages": [{"speaker": "user", "says": "q21"}, {"speaker": "assistant", "says": "a21"}]},
     {"conversations": [{"from": "human", "value": "q22"}, {"from": "gpt", "value": "a22"}]},
-    {"messages": [ask("q23"), answer("a23")], "remark": sentence(5, 60)},
-    {"messages": [ask("q25"), answer("a25")], "sys": "From a column."},
+    talk(23, answer("a23"), remark=sentence(5, 60)),
+    talk(25, answer("a25"), sys="From a column."),
     {"messages": [{"role": "system", "content": "own"}, ask("q26"), answer("a26")], "sys": "From a column."},
     {"messages": [ask(sentence(9, 300)), answer(sentence(10, 30))]},
     {"messages": [ask(sentence(11, 30)), answer(sentence(12, 300))]},
-    {
-        "messages": [
-            ask("q27"),
-            answer("a27", reasoning_content=sentence(2, 9)),
-            ask("q"),
-            answer("b", why="w"),
-            ask("last"),
-            answer("c"),
-        ]
-    },
-    {
-        "messages": [
-            ask("q28"),
-            answer("<think>in an early turn</think>a28"),
-            ask("q"),
-            answer("<t>x</t>b"),
-            ask("last"),
-            answer("c"),
-        ]
-    },
-    {"messages": [ask("q24"), answer("a24", name="bo"), ask("q"), {"role": "function", "content": "f"}, answer("b")]},
+    talk(27, answer("a27", reasoning_content=sentence(2, 9)), ask("q"), answer("b", why="w"), ask("last"), answer("c")),
+    talk(28, answer("<think>in an early turn</think>a28"), ask("q"), answer("<t>x</t>b"), ask("last"), answer("c")),
+    talk(24, answer("a24", name="bo"), ask("q"), {"role": "function", "content": "f"}, answer("b")),
 ]
 """Conversations each of which gives some option something to do."""
 

@@ -8,9 +8,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rowmill.core.json import Json
-from rowmill.kinds.base import DatasetOptions
-from rowmill.kinds.catalog import Chat
-from rowmill.kinds.shared.canonicalization import Canonicalizer
 from rowmill.kinds.shared.reasoning import (
     ExtractedReasoning,
     Reasoning,
@@ -19,7 +16,8 @@ from rowmill.kinds.shared.reasoning import (
     join_reasoning,
     limit_reasoning,
 )
-from rowmill.schema.rows import Rejected, Row
+from rowmill.schema.rows import Row
+from tests.support.canonical_rows import kept, rejection
 from tests.support.tiers import mark_all_but
 
 TAGS = ThinkTagReader([["<think>", "</think>"]])
@@ -30,15 +28,11 @@ def canonical_message(message: dict[str, Json], **options: Any) -> dict[str, Jso
 
 
 def row_of(messages: list[Json], **options: Any) -> Row:
-    row = Canonicalizer(DatasetOptions(format=Chat(), reasoning=Reasoning(**options)))({"messages": messages})
-    assert isinstance(row, Row), row
-    return row
+    return kept({"messages": messages}, reasoning=Reasoning(**options))
 
 
 def reason(messages: list[Json], **options: Any) -> str:
-    row = Canonicalizer(DatasetOptions(format=Chat(), reasoning=Reasoning(**options)))({"messages": messages})
-    assert isinstance(row, Rejected), row
-    return row.reason
+    return rejection({"messages": messages}, reasoning=Reasoning(**options)).reason
 
 
 # Tags

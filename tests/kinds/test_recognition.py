@@ -16,9 +16,8 @@ from rowmill.core.json import from_json
 from rowmill.kinds.catalog import KINDS
 from rowmill.kinds.shared.recognition import FormatChoice, Recognition, Sample, recognise_format
 from rowmill.kinds.supervised import PAIR_COLUMNS
-from rowmill.recipe.recipe import parse_recipe
 from rowmill.schema.rows import Row
-from tests.support.canonical_rows import canonicalize_row
+from tests.support import row_reading
 
 SHAPES = Path(__file__).with_name("shapes")
 CHAT, PREFERENCE, PROMPTS = {"kind": "chat"}, {"kind": "preference"}, {"kind": "prompts"}
@@ -101,12 +100,7 @@ def propose(*records: Mapping[str, Any], is_table_file: bool = False) -> Recogni
 
 
 def read(record: dict[str, Any], options: Mapping[str, Any]) -> Row:
-    values = {
-        "tokenizer": "t",
-        "seq_len": 9,
-        "datasets": {"d": {"source": {"train_urls": ["a.json"]}, "format": dict(options)}},
-    }
-    row = canonicalize_row(record, parse_recipe(values, name="r", where="r").datasets["d"])
+    row = row_reading.read(record, options)
     assert isinstance(row, Row), row
     return row
 

@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill.core.json import Json
-from rowmill.kinds.base import DatasetOptions
-from rowmill.kinds.catalog import Chat
-from rowmill.kinds.shared.canonicalization import Canonicalizer
 from rowmill.kinds.shared.messages import RejectError, Tools, link_calls, read_calls, read_tools
-from rowmill.schema.rows import Message, Rejected, Row
+from rowmill.schema.rows import Message, Row
+from tests.support.canonical_rows import kept, rejection
 
 FIELDS = Tools().tools_fields
 BARE = {"name": "f", "description": "d", "parameters": {"type": "object"}}
@@ -20,15 +18,11 @@ WRAPPED = {"type": "function", "function": BARE}
 
 
 def row_of(messages: list[Json], **options: Any) -> Row:
-    row = Canonicalizer(DatasetOptions(format=Chat(), tools=Tools(**options)))({"messages": messages})
-    assert isinstance(row, Row), row
-    return row
+    return kept({"messages": messages}, tools=Tools(**options))
 
 
 def reason(messages: list[Json], **options: Any) -> str:
-    row = Canonicalizer(DatasetOptions(format=Chat(), tools=Tools(**options)))({"messages": messages})
-    assert isinstance(row, Rejected), row
-    return row.reason
+    return rejection({"messages": messages}, tools=Tools(**options)).reason
 
 
 def call(arguments: Json, **more: Json) -> dict[str, Json]:
@@ -119,9 +113,8 @@ def test_calls_may_be_separate_turns_and_ids_other_than_text_are_renewed() -> No
             {"from": "gpt", "value": "A"},
         ]
     }
-    row = Canonicalizer(DatasetOptions(format=Chat()))(record)
+    row = kept(record)
 
-    assert isinstance(row, Row)
     assert [message["role"] for message in row.messages] == ["user", "assistant", "tool", "assistant"]
     assert row.messages[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
     assert row.messages[1]["content"] == ""

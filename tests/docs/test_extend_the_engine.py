@@ -1,5 +1,6 @@
 """The page on adding to the engine is carried out: every block is applied to a copy, and its recipe is built."""
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -26,7 +27,23 @@ found["gates"] = [
 graph = load_asset_graph()
 census = next(graph.get(key) for key in graph.get_all_asset_keys() if key.path[-1] == "cards.row_census")
 found["asset"] = [census.description, sorted("/".join(key.path) for key in census.parent_keys)]
-found["checks"] = query("SELECT dataset, outcome FROM check_results WHERE check_name = 'files' ORDER BY 1")
+judged = "SELECT dataset, outcome, value, bound FROM check_results WHERE check_name = 'files' ORDER BY 1"
+found["checks"] = query(judged)
+found["asked"] = sorted("/".join(key.asset_key.path) for key in graph.asset_check_keys if key.name == "files")
+
+
+def read(dataset, stage, file):
+    parts = load("both", dataset, stage).parts
+    return [one for part in parts for one in store.table(part.files[file]).to_pylist()]
+
+
+found["pairs"] = {
+    dataset: sorted([one["kind"], one["text"], one["output"]] for one in read(dataset, "canonical_rows", "rows"))
+    for dataset in ("cards", "questions")
+}
+found["masks"] = [one["loss_mask"] for one in read("questions", "tokenized_examples", "examples")]
+scans = load("both", "cards", "raw_dataset").details["scans"]
+found["scans"] = sorted([Path(scan["url"]).name, scan["reader"], scan["columns"]] for scan in scans)
 """
 
 
@@ -51,7 +68,8 @@ def test_what_the_page_adds_is_built_verified_and_exported(tmp_path: Path) -> No
     engine, project = ExtendedEngine(tmp_path / "engine"), tmp_path / "project"
     recipe = apply_page(engine)
     # Few rows: what is a share of nothing says nothing here.
-    recipe["gates"] |= LENIENT
+    recipe["gates"] |= LENIENT | {"files": {"at_least": 2}}
+    recipe["datasets"]["cards"]["source"]["train_urls"].append("data/more.cards.gz")
     for name in ("configs", "data"):
         (project / name).mkdir(parents=True)
     (project / "configs/demo").symlink_to(ROOT / "configs/demo")
@@ -60,14 +78,23 @@ def test_what_the_page_adds_is_built_verified_and_exported(tmp_path: Path) -> No
     bad = [{"question": "no right answer", "answers": []}, {"question": "no answers"}]
     (project / "data/questions.jsonl").write_bytes(lines([*questions, *bad]))
     (project / "data/words.cards").write_text("".join(f"word {i}|wort {i}\n" for i in range(9)), encoding="utf-8")
+    (project / "data/more.cards.gz").write_bytes(gzip.compress(b"sky|blue\n"))
     commands = (("plan",), ("build",), ("verify", "--all"))
     made = engine.build(project / "configs/both.yaml", tmp_path / "built", QUESTIONS, commands)
     assert all("row_census" in made[command] for command, *_ in commands)
     assert "12 rows · 1 split" in made["build"]
     assert {"both/cards/row_census", "both/questions/row_census"} <= {*made["gates"]}, "each stage is a gate of ranks"
     assert made["asset"] == ["The rows of a dataset, counted once more.", ["both/cards.canonical_rows"]]
-    assert made["rows"] == [["cards", 9], ["questions", 12]]
-    assert made["checks"] == [["cards", "passed"], ["questions", "passed"]]
+    assert made["rows"] == [["cards", 10], ["questions", 12]]
+    assert made["checks"] == [["cards", "passed", 2, 2], ["questions", "failed", 1, 2]]
+    assert made["asked"] == ["both/cards.raw_dataset", "both/questions.raw_dataset"]
+    assert all("add the files that are missing" in made[command] for command in ("build", "verify"))
+    cards = [["pair", f"word {i}", f"wort {i}"] for i in range(9)]
+    answers = sorted(["pair", f"{i} and {i}?", f"{2 * i}"] for i in range(12))
+    assert made["pairs"] == {"cards": [["pair", "sky", "blue"], *cards], "questions": answers}
+    assert all(0 < sum(mask) < len(mask) for mask in made["masks"]), "the answer trains, the question does not"
+    columns = {"prompt": "text", "response": "text"}
+    assert made["scans"] == [[name, "cards", columns] for name in ("more.cards.gz", "words.cards")]
     assert made["rejects"] == [["format_error", "KeyError: 'answers'"], ["missing_field", "0 right answers"]]
     exported = [
         json.loads(line)

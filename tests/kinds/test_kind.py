@@ -16,46 +16,6 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 
-QUIZ = '''
-"""Questions with several answers, of which one is right: a kind that exists in this test only."""
-
-from collections.abc import Mapping
-from typing import ClassVar, Literal
-
-from rowmill.core.json import Json
-from rowmill.kinds.base import ALL_GROUPS, DatasetKind, DatasetOptions, TokenOptions
-from rowmill.kinds.shared.canonicalization import RecordReader
-from rowmill.schema.rows import Rejected, Row, RowKind, make_plain_report
-
-
-class Quiz(DatasetKind):
-    """Each record is a question with its answers."""
-
-    ROW_KIND: ClassVar[RowKind] = "pair"
-    GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"reasoning", "tools", "template"}
-    FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {"loss": frozenset({"weights"})}
-
-    kind: Literal["quiz"] = "quiz"
-    """Questions."""
-    answer_mark: str = "*"
-    """What marks the right answer."""
-    domain_key: str | None = None
-    """Column that names the domain."""
-
-    def get_token_options(self) -> TokenOptions:
-        return TokenOptions(separate_with=" = ", add_eos=True)
-
-    def make_record_reader(self, options: DatasetOptions) -> RecordReader:
-        return self._read
-
-    def _read(self, record: Mapping[str, Json]) -> Row | Rejected:
-        right = [one for one in record["answers"] if one.startswith(self.answer_mark)]
-        if len(right) != 1:
-            return Rejected("missing_field", f"{len(right)} right answers")
-        answer = right[0].removeprefix(self.answer_mark)
-        return Row("pair", text=record["question"], output=answer, report=make_plain_report("quiz"))
-'''
-
 READY = '''
 """Records that hold their tokens: a kind that exists in this test only."""
 
@@ -117,19 +77,6 @@ def build_with(tmp_path: Path, kind: str, source: str, records: list[dict[str, A
     assert kind in made["kinds"]
     assert f'"const": "{kind}"' in made["schema"], "editors complete the name of the kind"
     return made
-
-
-@pytest.mark.campaign
-def test_kind_in_one_file_is_built_to_partitions(tmp_path: Path) -> None:
-    numbers = range(12)
-    records = [{"question": f"{i} and {i}", "answers": [f"{i}", f"*{2 * i}"]} for i in numbers]
-
-    made = build_with(tmp_path, "quiz", QUIZ, [*records, {"question": "no right answer", "answers": []}])
-
-    assert sorted(made["rows"]) == sorted([["pair", "quiz", f"{i} and {i}", f"{2 * i}"] for i in numbers])
-    assert "missing_field" in made["verify"] or "missing_field" in made["build"]
-    assert all(0 < sum(mask) < len(mask) for _, mask in made["examples"]), "the answer trains, the question does not"
-    assert made["ranks"] == sum(len(ids) for ids, _ in made["examples"]) > 0
 
 
 @pytest.mark.campaign

@@ -8,12 +8,11 @@ import pytest
 
 from rowmill.build import runner
 from rowmill.build.steps import open_project
-from rowmill.kinds.tables.parsing import PlacementColumns, Validation
+from rowmill.kinds.tables.parsing import GeneratedTextSpec, Parser, PlacementColumns
 from rowmill.kinds.tables.schema import ELAPSED, Column, Mode, RecordSchema
 from rowmill.schema.manifest import Manifest
 from rowmill.stages import catalog
 from rowmill.stages.packed_shards import stage as packed_shards
-from tests.support.generated_text import parse_generated_text
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs/examples/records"
@@ -64,7 +63,7 @@ PLACE = PlacementColumns(("g",), "t", ELAPSED)
 def test_parser_differs_from_the_original_as_the_page_says(
     row: str, text: str, mode: Mode, said: dict[str, int]
 ) -> None:
-    parsed = parse_generated_text(text, SCHEMA, mode, bos="<s>", eos="</s>", place=PLACE, validation=Validation())
+    parsed = Parser(GeneratedTextSpec(schema=SCHEMA, mode=mode, bos="<s>", eos="</s>", place=PLACE))(text)
     reasons = {name.removeprefix("invalid:") for name in said if name.startswith("invalid:")}
     [line] = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|") and row in line]
 

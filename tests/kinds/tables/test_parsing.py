@@ -1,6 +1,7 @@
 """Parsing generated text: the specification's vectors, and invariants over any string."""
 
 import json
+from collections import Counter
 from decimal import Decimal
 from typing import Any
 
@@ -9,10 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
-from rowmill.kinds.tables.parsing import GeneratedTextSpec, ParsedText, Parser, PlacementColumns, Validation
+from rowmill.kinds.tables.parsing import (
+    GeneratedTextSpec,
+    ParsedText,
+    Parser,
+    PlacementColumns,
+    Validation,
+    merge_span_counts,
+)
 from rowmill.kinds.tables.schema import ELAPSED, TIME_OF_DAY, Column, Mode, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import Serialiser
-from tests.support.generated_text import parse_generated_text
 from tests.support.record_strategies import SPECIAL, records, schemas
 from tests.support.tiers import draw
 
@@ -53,8 +60,12 @@ def assert_partition(text: str, parsed: ParsedText) -> None:
     """Spans cover the text, each character once, and the report counts them all."""
     assert "".join(text[span.start : span.end] for span in parsed.spans) == text
     assert all(span.start < span.end for span in parsed.spans)
-    assert sum(parsed.report.characters.values()) == len(text)
-    assert sum(parsed.report.items.values()) == len(parsed.spans)
+    items, characters = Counter[str](), Counter[str]()
+    for span in parsed.spans:
+        name = f"invalid:{span.reason}" if span.reason else span.kind
+        items[name] += 1
+        characters[name] += span.end - span.start
+    assert (+Counter(parsed.report.items), +Counter(parsed.report.characters)) == (items, characters)
     assert parsed.report.valid == len(parsed.records)
 
 
@@ -108,6 +119,12 @@ def test_object_in_tabular_text_has_its_class(text: str, expected: list[str]) ->
 
 def test_report_counts_characters_and_the_share_of_valid_objects_and_names_no_column() -> None:
     assert parse(f'{R}\n{{"g":"a","t":').report.characters["truncated"] == 13
+    added = merge_span_counts([parse(R).report, parse(f"{R} so {{}}").report])
+    assert (added.items["record"], added.items["invalid:missing_column"], added.characters["record"]) == (
+        2,
+        1,
+        2 * len(R),
+    )
 
     parsed = parse('{"g":"a","t":0,"v":1,"secret":1}')
 
@@ -132,9 +149,7 @@ def test_object_cut_anywhere_is_truncated_not_invalid(cut: int) -> None:
 def test_decimals_of_more_digits_than_an_integer_may_have_are_kept() -> None:
     schema = RecordSchema((Column("x", "decimal"),))
     digits = f"0.{'7' * 5000}"
-    parsed = parse_generated_text(
-        f'{{"x":{digits}}}', schema, "tabular", bos=BOS, eos=EOS, place=PlacementColumns(), validation=Validation()
-    )
+    parsed = parse(f'{{"x":{digits}}}', schema=schema)
 
     assert parsed.records == [{"x": Decimal(digits)}]
 
@@ -155,6 +170,9 @@ GOOD5 = "".join(f"{line(t=number)}\n" for number in range(5))
         (f"{BOS}{R} so {R}{EOS}", (), ["group_has_invalid", "prose", "group_has_invalid"]),
         (f"{BOS}{R} so {R}{EOS}", ("group_by_ignore_invalid_records",), ["record", "prose", "record"]),
         (f"{BOS}{line(t=None)}{R}{EOS}", (), ["null", "group_has_invalid"]),
+        (f"{BOS}{R}{line('b', 5)}{EOS}", (), ["group_mixed_key"] * 2),
+        (f"{BOS}{line(t=3)}{R}{EOS}{BOS}{R}{EOS}", (), ["group_unordered"] * 2 + ["record"]),
+        (f"{BOS}{EOS}{BOS}{BOS}{R}{R}{EOS}", (), ["record"] * 2),
     ],
 )
 def test_group_is_accepted_whole_or_rejected_with_a_reason(

@@ -42,6 +42,9 @@ found["pairs"] = {
     for dataset in ("cards", "questions")
 }
 found["masks"] = [one["loss_mask"] for one in read("questions", "tokenized_examples", "examples")]
+from rowmill.recipe.recipe import json_schema
+
+found["schema"] = json.dumps(json_schema())
 scans = load("both", "cards", "raw_dataset").details["scans"]
 found["scans"] = sorted([Path(scan["url"]).name, scan["reader"], scan["columns"]] for scan in scans)
 """
@@ -89,6 +92,7 @@ def test_what_the_page_adds_is_built_verified_and_exported(tmp_path: Path) -> No
     assert made["checks"] == [["cards", "passed", 2, 2], ["questions", "failed", 1, 2]]
     assert made["asked"] == ["both/cards.raw_dataset", "both/questions.raw_dataset"]
     assert all("add the files that are missing" in made[command] for command in ("build", "verify"))
+    assert '"const": "quiz"' in made["schema"], "editors complete the name of the kind"
     cards = [["pair", f"word {i}", f"wort {i}"] for i in range(9)]
     answers = sorted(["pair", f"{i} and {i}?", f"{2 * i}"] for i in range(12))
     assert made["pairs"] == {"cards": [["pair", "sky", "blue"], *cards], "questions": answers}

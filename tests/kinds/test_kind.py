@@ -1,4 +1,4 @@
-"""A kind is its module and its line in the union: a new one is checked at load, built and shown like the others."""
+"""A kind is its module and its line in the union; `tests/docs/test_extend_the_engine.py` builds with one more."""
 
 import ast
 from pathlib import Path
@@ -9,84 +9,10 @@ import pytest
 from rowmill.formats import RowFormat, register_format
 from rowmill.kinds.base import OPTION_GROUPS, DatasetKind
 from rowmill.kinds.catalog import KIND_ALIASES, KINDS
-from tests.support.extended_engine import ExtendedEngine
-from tests.support.recipes import Workspace
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-
-READY = '''
-"""Records that hold their tokens: a kind that exists in this test only."""
-
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, ClassVar, Literal
-
-from rowmill.core.json import Json
-from rowmill.kinds.base import BuildContext, DatasetKind, DatasetOptions, TokenBuilder
-from rowmill.kinds.shared.canonicalization import RecordReader
-from rowmill.schema.rows import Row, RowKind, make_plain_report
-
-
-class Ready(DatasetKind):
-    """Each record is an example."""
-
-    ROW_KIND: ClassVar[RowKind] = "conversation"
-    GROUPS: ClassVar[frozenset[str]] = frozenset({"filters", "splits", "truncation", "packing"})
-
-    kind: Literal["ready"] = "ready"
-    """Examples."""
-    domain_key: str | None = None
-    """Column that names the domain."""
-
-    def make_record_reader(self, options: DatasetOptions) -> RecordReader:
-        report = make_plain_report("ready")
-        return lambda record: Row("record", record=dict(record), report=report)
-
-    def open_example_builder(self, context: BuildContext[Any], base: Path) -> TokenBuilder:
-        return lambda record: {"ids": record["ids"], "loss_mask": [0, *(1 for _ in record["ids"][1:])]}
-'''
-
-QUESTIONS = """
-from rowmill.kinds.catalog import KINDS
-from rowmill.recipe.recipe import json_schema
-
-tables = {}
-for stage, file in (("canonical_rows", "rows"), ("tokenized_examples", "examples")):
-    tables[stage] = [
-        one for part in load("mini", "rows", stage).parts for one in store.table(part.files[file]).to_pylist()
-    ]
-found["rows"] = [[one["kind"], one["schema"], one["text"], one["output"]] for one in tables["canonical_rows"]]
-found["examples"] = [[one["input_ids"], one["loss_mask"]] for one in tables["tokenized_examples"]]
-found["ranks"] = sum(int(part.facts["tokens"]) for part in load("mini", "gpu_partitions").parts)
-found["kinds"] = list(KINDS)
-found["schema"] = json.dumps(json_schema())
-"""
-
-
-def build_with(tmp_path: Path, kind: str, source: str, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Build a dataset of a kind that is added to a copy of the engine by its file and its line."""
-    engine = ExtendedEngine(tmp_path / "engine")
-    engine.write(f"pipelines/rowmill/kinds/{kind}.py", source)
-    listed, prompts = "pipelines/rowmill/kinds/catalog.py", "from rowmill.kinds.prompts import Prompts\n"
-    engine.replace(listed, prompts, f"{prompts}from rowmill.kinds.{kind} import {kind.title()}\n")
-    engine.replace(listed, "    Chat  # lists of messages", f"    {kind.title()}\n    | Chat  # lists of messages")
-    workspace = Workspace(tmp_path / "project").one("rows.jsonl", records, format={"kind": kind})
-    made = engine.build(workspace.config, tmp_path / "built", QUESTIONS, (("plan",), ("build",), ("verify",)))
-    assert kind in made["kinds"]
-    assert f'"const": "{kind}"' in made["schema"], "editors complete the name of the kind"
-    return made
-
-
-@pytest.mark.campaign
-def test_kind_that_builds_its_own_tokens_is_built_to_partitions(tmp_path: Path) -> None:
-    examples = [[i, i + 1, i + 2] for i in range(3, 15)]
-
-    made = build_with(tmp_path, "ready", READY, [{"ids": ids} for ids in examples])
-
-    assert sorted(made["examples"]) == [[ids, [False, True, True]] for ids in examples]
-    assert made["ranks"] == 3 * len(examples)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

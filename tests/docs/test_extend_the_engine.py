@@ -2,14 +2,17 @@
 
 import gzip
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.support.extended_engine import ExtendedEngine
 from tests.support.recipes import LENIENT, lines
 
 pytestmark = pytest.mark.slow
@@ -18,13 +21,37 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/extend-the-engine.md"
 PLACE_OR_BLOCK = re.compile(r"^`(pipelines/[\w/]+\.py)`$|^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-QUESTIONS = """
+PROGRAM = """
+import contextlib, io, json, sys
+from pathlib import Path
+from dagster_rowmill.definitions import build_definitions
+from rowmill.build import steps
+from rowmill.cli import main as cli
+from rowmill.recipe.recipe import json_schema
+from rowmill.schema import manifest
+from rowmill.stats.views import query_views
+
+config, root = Path(sys.argv[1]), sys.argv[2]
+found = {}
+for command, *options in (["plan"], ["build"], ["verify", "--all"]):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        status = cli.main([command, str(config), "--root", root, *options])
+    assert status == 0, out.getvalue()
+    found[command] = out.getvalue()
+project = steps.open_project(config, root)
+store = project.store
+
+
+def query(sql):
+    return query_views(store, sql)[1]
+
+
 found["rows"] = query("SELECT dataset, rows FROM builds WHERE stage = 'row_census' ORDER BY 1")
 found["rejects"] = query("SELECT reason, detail FROM rejects WHERE dataset = 'questions' ORDER BY 1")
 found["gates"] = [
     "/".join(key) for step in steps.plan_steps(project) if step.name == "gpu_partitions" for key in step.gates
 ]
-graph = load_asset_graph()
+graph = build_definitions([config], root).resolve_asset_graph()
 census = next(graph.get(key) for key in graph.get_all_asset_keys() if key.path[-1] == "cards.row_census")
 found["asset"] = [census.description, sorted("/".join(key.path) for key in census.parent_keys)]
 judged = "SELECT dataset, outcome, value, bound FROM check_results WHERE check_name = 'files' ORDER BY 1"
@@ -33,7 +60,7 @@ found["asked"] = sorted("/".join(key.asset_key.path) for key in graph.asset_chec
 
 
 def read(dataset, stage, file):
-    parts = load("both", dataset, stage).parts
+    parts = manifest.load_current(store, ("both", dataset, stage)).parts
     return [one for part in parts for one in store.table(part.files[file]).to_pylist()]
 
 
@@ -42,33 +69,36 @@ found["pairs"] = {
     for dataset in ("cards", "questions")
 }
 found["masks"] = [one["loss_mask"] for one in read("questions", "tokenized_examples", "examples")]
-from rowmill.recipe.recipe import json_schema
-
 found["schema"] = json.dumps(json_schema())
-scans = load("both", "cards", "raw_dataset").details["scans"]
+scans = manifest.load_current(store, ("both", "cards", "raw_dataset")).details["scans"]
 found["scans"] = sorted([Path(scan["url"]).name, scan["reader"], scan["columns"]] for scan in scans)
+print(json.dumps(found))
 """
+"""Runs the commands with the copy of the engine, and tells what they made."""
 
 
-def apply_page(engine: ExtendedEngine) -> dict[str, Any]:
+def apply_page(engine: Path) -> dict[str, Any]:
     """Write the files and make the edits of the page in a copy of the engine; return its recipe."""
-    place, recipe = "", ""
+    for package in ("assets", "pipelines"):
+        shutil.copytree(ROOT / package, engine / package, ignore=shutil.ignore_patterns("__pycache__"))
+    place, recipe = engine, ""
     for name, language, text in PLACE_OR_BLOCK.findall(PAGE.read_text(encoding="utf-8")):
         if name:
-            place = name
+            place = engine / name
         elif language == "py":
-            engine.write(place, text)
+            place.write_text(text, encoding="utf-8")
         elif language == "diff":
-            diff = text.splitlines(keepends=True)
+            diff, content = text.splitlines(keepends=True), place.read_text(encoding="utf-8")
             before, after = ("".join(line[1:] for line in diff if line[0] in kept) for kept in (" -", " +"))
-            engine.replace(place, before, after)
+            assert content.count(before) == 1, f"{place} no longer holds this once: {before}"
+            place.write_text(content.replace(before, after), encoding="utf-8")
         else:
             recipe = text
     return yaml.safe_load(recipe)
 
 
 def test_what_the_page_adds_is_built_verified_and_exported(tmp_path: Path) -> None:
-    engine, project = ExtendedEngine(tmp_path / "engine"), tmp_path / "project"
+    engine, project = tmp_path / "engine", tmp_path / "project"
     recipe = apply_page(engine)
     # Few rows: what is a share of nothing says nothing here.
     recipe["gates"] |= LENIENT | {"files": {"at_least": 2}}
@@ -82,9 +112,14 @@ def test_what_the_page_adds_is_built_verified_and_exported(tmp_path: Path) -> No
     (project / "data/questions.jsonl").write_bytes(lines([*questions, *bad]))
     (project / "data/words.cards").write_text("".join(f"word {i}|wort {i}\n" for i in range(9)), encoding="utf-8")
     (project / "data/more.cards.gz").write_bytes(gzip.compress(b"sky|blue\n"))
-    commands = (("plan",), ("build",), ("verify", "--all"))
-    made = engine.build(project / "configs/both.yaml", tmp_path / "built", QUESTIONS, commands)
-    assert all("row_census" in made[command] for command, *_ in commands)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(project / "configs/both.yaml"), str(tmp_path / "built")],
+        check=False, cwd=project, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(str(engine / one) for one in ("pipelines", "assets"))},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout.splitlines()[-1])
+    assert all("row_census" in made[command] for command in ("plan", "build", "verify"))
     assert "12 rows · 1 split" in made["build"]
     assert {"both/cards/row_census", "both/questions/row_census"} <= {*made["gates"]}, "each stage is a gate of ranks"
     assert made["asset"] == ["The rows of a dataset, counted once more.", ["both/cards.canonical_rows"]]

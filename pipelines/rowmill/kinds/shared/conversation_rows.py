@@ -654,7 +654,8 @@ class ConversationReader:
         if role == "tool" and (value is None or value == ""):
             name, value = find_first_column(extras, RESULT_KEYS)
             extras.pop(name, None)
-        if value is None and (unread := _list_unread_content(role, extras)):
+        may_be_elsewhere = role in _ROLES_WITH_CONTENT or not PROMPT_COLUMNS.isdisjoint(extras)
+        if value is None and may_be_elsewhere and (unread := _list_unread_content(role, extras)):
             raise RejectError("unread_prompt", f"a message of {role} has no content, and nothing reads its {unread[0]}")
         if value is None and role == "user":
             raise RejectError("empty_user", "a user's message without content: an answer to it would answer nothing")

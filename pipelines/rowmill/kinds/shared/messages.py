@@ -577,9 +577,14 @@ def _read_call(value: Json, form: str) -> tuple[Json, str | None]:
     if not _is_name(name):
         raise RejectError("bad_tool_call", "a call has no name")
     given: Json = next((body[key] for key in ARGUMENT_KEYS if body.get(key) is not None), None)
-    unread = [key for key, one in body.items() if key not in _CALL_KEYS and (is_mapping(one) or is_list(one)) and one]
-    if given is None and unread:
-        raise RejectError("bad_tool_call", f"{name}: no {', '.join(ARGUMENT_KEYS)}, and nothing reads its {unread[0]}")
+    if given is None:
+        unread = [
+            key for key, one in body.items() if key not in _CALL_KEYS and (is_mapping(one) or is_list(one)) and one
+        ]
+        if unread:
+            raise RejectError(
+                "bad_tool_call", f"{name}: no {', '.join(ARGUMENT_KEYS)}, and nothing reads its {unread[0]}"
+            )
     arguments = _parse_arguments(given)
     if arguments is None:
         if form != "string" or type(given) is not str:

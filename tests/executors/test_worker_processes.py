@@ -140,7 +140,7 @@ import threading
 from multiprocessing import get_context, spawn
 from rowmill.executors import LocalPool, open_in_workers
 from rowmill.executors.local import INLINE_BELOW_BYTES
-from tests.executors import test_worker_processes
+from tests.executors import test_local, test_worker_processes
 
 def leave():
     described, describe = threading.Event(), spawn.get_preparation_data
@@ -152,8 +152,9 @@ def leave():
     open_in_workers(test_worker_processes.take_a_second)
     # A process with a thread is not forked.
     threading.Thread(target=threading.Event().wait, daemon=True).start()
-    LocalPool(2).start(INLINE_BELOW_BYTES)
-    described.wait()
+    pool = LocalPool(2)
+    pool.start(INLINE_BELOW_BYTES)
+    USED
 
 if __name__ == "__main__":
     child = get_context("spawn").Process(target=leave)
@@ -168,9 +169,15 @@ def take_a_second() -> None:
 
 
 @pytest.mark.skipif(not HAS_FORK_SERVER, reason="workers are spawned on this platform")
-def test_process_that_leaves_while_its_workers_start_says_nothing(tmp_path: Path) -> None:
-    """As a step of Dagster does whose tables were small after all."""
-    (tmp_path / "leaving.py").write_text(LEAVING, encoding="utf-8")
+@pytest.mark.parametrize(
+    "used",
+    ["described.wait()", "list(pool.map(test_local.take_time, range(200), size_bytes=INLINE_BELOW_BYTES))"],
+    ids=["while they start", "after tasks"],
+)
+@pytest.mark.timeout(60)
+def test_process_that_leaves_ends_its_workers_and_says_nothing(used: str, tmp_path: Path) -> None:
+    """As a step of Dagster does, which is a process that multiprocessing ends."""
+    (tmp_path / "leaving.py").write_text(LEAVING.replace("USED", used), encoding="utf-8")
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     shown = subprocess.run(
         [sys.executable, "leaving.py"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True

@@ -293,8 +293,9 @@ class LocalPool:
 
     def _keep(self, pool: ProcessPoolExecutor, leash: Any) -> ProcessPoolExecutor:
         self._pool, self._leash = pool, leash
-        # A number above that of multiprocessing's own, which remove what a worker that starts still reads.
-        self._at_exit = util.Finalize(None, self.close, exitpriority=1)
+        # Before multiprocessing's own, at 10 and less: they close the queue through which workers are told to end, and
+        # remove what a worker that starts still reads.
+        self._at_exit = util.Finalize(None, self.close, exitpriority=100)
         return pool
 
     def map(

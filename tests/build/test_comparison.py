@@ -82,13 +82,15 @@ def test_numbers_are_those_of_both_manifests(workspace: Workspace) -> None:
 
 def test_collected_inputs_are_left_out(workspace: Workspace) -> None:
     old, rows = versions(workspace, "chats", "packed_shards")[0], versions(workspace, "chats", "canonical_rows")[0]
-    path = workspace.store / f"mini/chats/canonical_rows/versions/{rows.version}.json"
-    content = path.read_bytes()
-    path.unlink()
+    copies = {path: path.read_bytes() for path in workspace.store.glob(f"mini/*/*/*/*{rows.fingerprint}.json")}
+    assert len(copies) == 2
+    for path in copies:
+        path.unlink()
     try:
         [found] = comparison.compare_versions(workspace.project, old, versions(workspace, "chats", "packed_shards")[-1])
     finally:
-        path.write_bytes(content)
+        for path, content in copies.items():
+            path.write_bytes(content)
 
     assert found.rows is None
     assert numbers(found)["rows"][0] is None

@@ -187,16 +187,20 @@ def test_waiver_opens_within_its_bound_and_shows_as_a_warning(broken: Tiny) -> N
     assert "narrators are wanted here" in str(broken.shown("gpu_partitions").metadata["table waivers"].value)
 
 
-def _kept_manifest(tiny: Tiny) -> Path:
-    return Path(tiny.store, "tiny", *ROWS, "versions", f"{tiny.version(*ROWS)}.json")
+def _kept_manifests(tiny: Tiny) -> list[Path]:
+    """Return both copies of the manifest of the current rows."""
+    pointer = orjson.loads(Path(tiny.store, "tiny", *ROWS, "pointer.json").read_bytes())
+    return sorted(Path(tiny.store, "tiny", *ROWS).glob(f"*/*{pointer['fingerprint']}.json"))
 
 
 def _crash_check(tiny: Tiny) -> None:
     """Let the rows' checks be planned, start and die without a result: they cannot read their manifest."""
-    content = _kept_manifest(tiny).read_bytes()
-    _kept_manifest(tiny).unlink()
+    contents = {path: path.read_bytes() for path in _kept_manifests(tiny)}
+    for path in contents:
+        path.unlink()
     assert not tiny.run_only(dg.AssetSelection.checks_for_assets(tiny.key(*ROWS))).success
-    _kept_manifest(tiny).write_bytes(content)
+    for path, content in contents.items():
+        path.write_bytes(content)
 
 
 def _forge_pass(tiny: Tiny, threshold: gates.Threshold) -> None:
@@ -242,7 +246,8 @@ def test_kept_manifest_and_result_of_this_version_open_the_gate_and_no_others(ma
     opened = factory.open_asset_inputs(materialized.instance, materialized.project, reading)
     assert {key: one.version for key, one in opened.items()} == {("tiny", *ROWS): version}
     assert opened["tiny", *ROWS] == manifest.load_version(Store(materialized.store), ("tiny", *ROWS), version)
-    _kept_manifest(materialized).unlink()
+    for path in _kept_manifests(materialized):
+        path.unlink()
     said = refusals(materialized.run_asset("gpu_partitions"))[RANKS_STEP]
     assert f"version {materialized.version(*ROWS)} is not kept" in said
 

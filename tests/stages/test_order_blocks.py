@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rowmill.schema.manifest import remove_version
+from rowmill.schema.manifest import remove_output
 from rowmill.stages.training_splits import stage
 from tests.support.recipes import TEXT, TO_EXAMPLES, Built, Workspace, document
 
@@ -83,7 +83,7 @@ def test_many_blocks_are_one_order(
 
     monkeypatch.setattr(stage, "BLOCK_PLACES", 20)
     monkeypatch.setattr(stage, "SENT_SEQUENCES", 10)
-    remove_version(whole.project.store, whole.manifest("training_splits"))
+    remove_output(whole.project.store, whole.manifest("training_splits"))
     in_blocks = build(folder, mixture, partitions)
 
     assert describe(in_blocks) == expected

@@ -178,7 +178,7 @@ def test_wandb_keeps_an_artifact_offline(tmp_path: Path, monkeypatch: pytest.Mon
     for text in ("data", "dataset", "manifest.json", "build.json", f'"{ranks.version}"', ranks.version[:12]):
         assert text.encode() in written
     staged = [file.read_bytes() for file in (tmp_path / "wandb" / "data").rglob("*") if file.is_file()]
-    assert project.project.store.read(f"small/gpu_partitions/versions/{ranks.version}.json") in staged
+    assert project.project.store.read(f"small/gpu_partitions/manifests/{ranks.fingerprint}.json") in staged
 
 
 # ── OpenLineage ──

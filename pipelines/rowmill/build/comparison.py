@@ -10,6 +10,7 @@ dataset's shards compare that dataset only. Only files that differ are read.
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -101,15 +102,15 @@ def collect_lineage(project: Project, output: Manifest) -> dict[StageKey, Manife
     while waiting:
         one = waiting.pop()
         found[one.key] = one
-        for name, version in one.inputs.items():
-            kept = _load_if_kept(project.store, manifest.parse_stage_key(name), version)
-            waiting += [] if kept is None else [kept]
+        for name in one.inputs:
+            with suppress(IntegrityError):  # removed by gc
+                waiting.append(manifest.load_input(project.store, one, manifest.parse_stage_key(name)))
     for key, one in list(found.items()):
         if one.stage == TOKENIZED_EXAMPLES:
             # No manifest names the statistics of examples, since they are no stage's input.
             at = (*key[:-1], truncation_stats.STAGE.name)
-            versions = manifest.list_versions(project.store, at)
-            of_examples = [other for other in versions if other.inputs.get("/".join(key)) == one.version]
+            kept = manifest.list_outputs(project.store, at)
+            of_examples = [other for other in kept if other.inputs.get("/".join(key)) == one.version]
             found |= {at: of_examples[-1]} if of_examples else {}
     return found
 

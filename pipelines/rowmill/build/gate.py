@@ -92,11 +92,16 @@ def _round_outwards(value: float, direction: str) -> float | int:
 
 @dataclass(frozen=True, slots=True)
 class HeldVersion:
-    """A stage's chosen version, and the time of the choice."""
+    """A stage's chosen version, the fingerprint of the output that was chosen, and the time of the choice."""
 
     key: StageKey
     version: str
+    fingerprint: str
     since: str
+
+    def load(self, store: Store) -> Manifest:
+        """Return the output; IntegrityError if it is damaged."""
+        return manifest.load_output(store, self.key, self.version, self.fingerprint)
 
     @property
     def sentence(self) -> str:
@@ -110,8 +115,11 @@ class HeldVersion:
 
 def hold_version(store: Store, output: Manifest) -> HeldVersion:
     """Keep a version current in every build until it is released."""
-    held = HeldVersion(output.key, output.version, datetime.now(UTC).isoformat(timespec="seconds"))
-    store.write_sealed(_held_file(output.key), {"version": held.version, "since": held.since})
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    held = HeldVersion(output.key, output.version, output.fingerprint, since)
+    store.write_sealed(
+        _held_file(output.key), {"version": held.version, "fingerprint": held.fingerprint, "since": held.since}
+    )
     return held
 
 
@@ -125,22 +133,21 @@ def release_version(store: Store, key: StageKey) -> HeldVersion | None:
 def find_held_version(store: Store, key: StageKey) -> HeldVersion | None:
     """Return the version at which a stage is held, or None."""
     found = store.read_sealed(_held_file(key))
-    return None if found is None else HeldVersion(key, found["version"], found["since"])
+    return None if found is None else HeldVersion(key, **found)
 
 
 def follow_held_versions(store: Store, inputs: Mapping[StageKey, Manifest]) -> dict[StageKey, Manifest]:
     """Return a step's inputs with those that a held one was made of: all inputs belong to one history."""
     followed = dict(inputs)
     for key, made in inputs.items():
-        origins = {parse_stage_key(name): version for name, version in made.inputs.items()}
-        others = {
-            origin: version
-            for origin, version in origins.items()
-            if origin in followed and followed[origin].version != version
-        }
+        others = [
+            origin
+            for origin in map(parse_stage_key, made.inputs)
+            if origin in followed and followed[origin].version != made.inputs["/".join(origin)]
+        ]
         # Only a conflict is worth a look at the storage.
         if others and find_held_version(store, key) is not None:
-            followed |= {origin: manifest.load_version(store, origin, version) for origin, version in others.items()}
+            followed |= {origin: manifest.load_input(store, made, origin) for origin in others}
     return followed
 
 
@@ -212,7 +219,7 @@ MAX_NAMED_STEPS: Final = 12
 
 def open_held_inputs(project: Project, held: HeldVersion) -> dict[StageKey, Manifest]:
     """Return what a held version was made of; all its ancestors must pass under the present thresholds."""
-    made = manifest.load_version(project.store, held.key, held.version)
+    made = held.load(project.store)
     inputs = manifest.load_inputs(project.store, made)
     require_open_ancestry(project, inputs.values())
     return inputs

@@ -1,7 +1,8 @@
 """Decides which versions are kept, and removes the others.
 
-Kept per stage: the newest versions, the current one, and every version that a kept version of a later stage was built
-from; shards without their examples could not be traced. The statistics of such examples are kept as well: the gate
+Kept per stage: the newest versions, the current one, and every output that a kept output of a later stage was built
+from; shards without their examples could not be traced. Of several outputs that are one version, those that nothing was
+built from go as well, except the newest. The statistics of such examples are kept as well: the gate
 needs them when the shards are used again. The version of the ranks in `current.json` is kept too, since trainers read
 it, whatever was built later. Removed: other manifests, parts that no kept manifest names, check results, statistics,
 staged copies, and leftovers of killed builds: scratch folders and files with temporary names. A part that was
@@ -56,22 +57,26 @@ def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> list[Garba
                 for name in lock_names:
                     path = f"{get_stage_folder(key)}/{name}"
                     locks.enter_context(store.lock(path, what="/".join(key), timeout_s=LOCK_WAIT_S))
-        needed: set[tuple[str, str]] = set()
-        if (published := find_published_version(store, project.recipe.name)) is not None:
-            needed |= {("/".join(step.key), published) for step in steps if step.stage.publish is not None}
+        published = find_published_version(store, project.recipe.name)
+        publishers = {step.key for step in steps if step.stage.publish is not None}
+        # Inputs of what is kept, by fingerprint, and by version.
+        origins, needed = set[tuple[str, str]](), set[tuple[str, str]]()
         items: list[GarbageItem] = []
         # In reverse order: a stage's kept versions decide which versions of its inputs are needed.
         for key in reversed(keys):
-            known = manifest.list_versions(store, key)
-            newest = {one.version for one in known[max(len(known) - keep, 0) :]}
+            known = manifest.list_outputs(store, key)
+            newest = manifest.select_newest(known)
             pointed = manifest.load_current(store, key)
             held = find_held_version(store, key)
-            chosen = newest | {one.version for one in (pointed, held) if one is not None}
-            chosen |= {version for name, version in needed if name == "/".join(key)}
+            chosen = {one.fingerprint for one in (*newest[-keep:], pointed, held) if one is not None}
+            chosen |= {fingerprint for name, fingerprint in origins if name == "/".join(key)}
+            if key in publishers:
+                chosen |= {one.fingerprint for one in newest if one.version == published}
             if key in siblings:
                 # Statistics of examples are kept with their inputs, although no stage reads them.
-                chosen |= {one.version for one in known if one.inputs.items() <= needed}
-            kept = [one for one in known if one.version in chosen]
+                chosen |= {one.fingerprint for one in known if one.inputs.items() <= needed}
+            kept = [one for one in known if one.fingerprint in chosen]
+            origins |= {named for output in kept for named in output.input_fingerprints.items()}
             needed |= {named for output in kept for named in output.inputs.items()}
             found = list(_find_garbage(store, key, kept))
             # Files with temporary names, outside the folders that are removed anyway.
@@ -81,9 +86,8 @@ def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> list[Garba
             items += [GarbageItem(key, kind, path, _measure_size(store, path)) for kind, path in found]
             if not dry_run:
                 recipe, scope = split_stage_key(key)
-                for output in known:
-                    if output.version not in chosen:
-                        remove_version_tables(store, recipe, scope, output.version)
+                for version in {output.version for output in known} - {output.version for output in kept}:
+                    remove_version_tables(store, recipe, scope, version)
         if not dry_run:
             # Manifests are removed before their parts: if the process is killed, no manifest names missing files.
             for item in items:
@@ -95,21 +99,14 @@ def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> list[Garba
 def _find_garbage(store: Store, key: StageKey, kept: list[Manifest]) -> Iterator[tuple[str, str]]:
     """Yield the kind and path of everything in a stage's folder that no kept version needs."""
     at, versions = get_stage_folder(key), {output.version for output in kept}
-    kept_manifests = list(kept)
-    for name in store.list(f"{at}/manifests"):
-        output = manifest.read_manifest(store, f"{at}/manifests/{name}")
-        # Another fingerprint may lead to the same version, with parts of other names.
-        if output is not None and output.version in versions:
-            kept_manifests.append(output)
-        else:
-            yield "manifest", f"{at}/manifests/{name}"
-    files = [file for output in kept_manifests for part in output.parts for file in part.files.values()]
+    files = [file for output in kept for part in output.parts for file in part.files.values()]
     parts = {file.path.removeprefix(f"{at}/parts/").split("/", 1)[0] for file in files}
-    parts |= {name for output in kept_manifests for name in output.details.get("made_of", ())}
-    scanned = [part for output in kept_manifests for scan in output.details.get("scans", ()) for part in scan["parts"]]
+    parts |= {name for output in kept for name in output.details.get("made_of", ())}
+    scanned = [part for output in kept for scan in output.details.get("scans", ()) for part in scan["parts"]]
     staged = {str(part["staged"]).rsplit("/", 1)[-1] for part in scanned if part["staged"]}
     named = {
-        "versions": ("version", {f"{version}.json" for version in versions}),
+        "manifests": ("manifest", {f"{output.fingerprint}.json" for output in kept}),
+        "versions": ("version", {f"{output.version}-{output.fingerprint}.json" for output in kept}),
         "parts": ("part", parts),
         "staged": ("staged copy", staged),
         # The parts of shares go, too, unless a build has named them.

@@ -301,7 +301,7 @@ def _forecast_step(project: Project, step: Step, known: dict[StageKey, Manifest]
         return StepForecast(step, "on request", f"`{command}` makes it from a trained model")
     held = find_held_version(project.store, step.key)
     if held is not None:
-        known[step.key] = manifest.load_version(project.store, step.key, held.version)
+        known[step.key] = held.load(project.store)
         return StepForecast(step, "held", held.sentence, known[step.key])
     waiting = [key for key in step.inputs if key not in known]
     if waiting:

@@ -249,15 +249,17 @@ def _run_or_reuse(
         held_version = find_held_version(store, step.key)
         if held_version is not None:
             # Current again, in case a run of Dagster chose another version, without reading its files.
-            kept = manifest.load_version(store, step.key, held_version.version)
+            kept = held_version.load(store)
             manifest.make_current(store, kept)
             held_context = replace(context, inputs=manifest.load_inputs(store, kept))
             return replace(record(held_context, report_kept_version(kept, started)), held=held_version)
         fingerprint, prepared = prepare_step(context, step)
         kept = find_reusable_output(store, step, fingerprint, prepared)
         if kept is not None:
-            manifest.make_current(store, kept)
-            return record(context, report_kept_version(kept, started))
+            before = manifest.load_current_if_intact(store, step.key)
+            kept = manifest.make_current(store, kept, context.inputs)
+            is_unchanged = before is not None and before.origin == kept.origin
+            return record(context, report_kept_version(kept, started), is_unchanged=is_unchanged)
         if looks_ahead:
             # In Dagster, which runs single stages, an unmet requirement is then reported before its input is made.
             require_ready(project, [reader for reader in plan_steps(project) if step.key in reader.inputs])
@@ -289,7 +291,13 @@ def report_kept_version(kept: Manifest, started: float | None = None) -> StepRep
 
 
 def _record_report(
-    project: Project, step: Step, context: StageContext, report: StepReport, *, statistics: BackgroundStatistics | None
+    project: Project,
+    step: Step,
+    context: StageContext,
+    report: StepReport,
+    *,
+    statistics: BackgroundStatistics | None,
+    is_unchanged: bool = False,
 ) -> StepReport:
     """Publish an output and write its statistics."""
     store, output = context.store, report.manifest
@@ -306,6 +314,7 @@ def _record_report(
         step.stage.stats_inputs,
         reused=report.reused,
         parts_reused=report.parts_reused,
+        is_unchanged=is_unchanged,
         read_domain=None if domain_key is None else partial(read_domain, domain_key),
     )
 
@@ -355,6 +364,7 @@ def make_manifest(
         fingerprint=fingerprint,
         code_version=step.code_version,
         inputs={"/".join(key): one.version for key, one in context.inputs.items()},
+        input_fingerprints={"/".join(key): one.fingerprint for key, one in context.inputs.items()},
         parts=tuple(draft.parts),
         facts=name_facts(draft.facts),
         ledger=tuple(draft.ledger),

@@ -24,9 +24,9 @@ from rowmill.schema.manifest import (
     Manifest,
     StageKey,
     get_stage_folder,
-    list_versions,
-    load_current,
-    load_version,
+    list_outputs,
+    load_current_if_intact,
+    load_input,
     parse_stage_key,
 )
 
@@ -316,17 +316,21 @@ def require_passing_ancestors(
     GateError if a check is closed; the message gives each one's value, threshold and remedy. Raises IntegrityError if
     an ancestor is no longer kept.
     """
-    gated_outputs = {(output.key, output.version): output for output in gated}
+    gated_outputs = list(gated)
+    judged = {(output.key, output.version) for output in gated_outputs}
     # Comparisons with the published build do not apply to what may not be current.
     compared = {check for check, fact in cross_stage.CROSS_STAGE_FACTS.items() if fact.compares}
     closed: list[str] = []
+    known = {(output.key, output.fingerprint): output for output in gated_outputs}
     waiting, seen = list(inputs), set[tuple[StageKey, str]]()
     while waiting:
         output = waiting.pop()
-        if (output.key, output.version) in seen:
+        if (output.key, output.fingerprint) in seen:
             continue
-        seen.add((output.key, output.version))
-        if (output.key, output.version) not in gated_outputs:
+        seen.add((output.key, output.fingerprint))
+        # Results are those of a content, ancestors those of an output.
+        if (output.key, output.version) not in judged:
+            judged.add((output.key, output.version))
             asked = [one for one in thresholds(output) if one.severity == "error" and one.check not in compared]
             closed += [
                 f"{'/'.join(output.key)}, version {output.version[:12]}, an ancestor of this input: "
@@ -334,19 +338,19 @@ def require_passing_ancestors(
                 for result in run_checks(store, output, asked)
                 if result.blocking
             ]
-        # Gated ones are not read again.
-        named = [(parse_stage_key(name), version) for name, version in output.inputs.items()]
-        waiting += [gated_outputs.get(name) or load_version(store, *name) for name in named if name not in seen]
-        waiting += [_find_sibling_version(store, output, key, gated_outputs) for key in beside(output)]
+        for key in map(parse_stage_key, output.inputs):
+            named = key, output.input_fingerprints.get("/".join(key), "")
+            if named not in seen:
+                # Gated ones are not read again.
+                waiting.append(known.get(named) or load_input(store, output, key))
+        waiting += [_find_sibling_output(store, output, key, gated_outputs) for key in beside(output)]
     if closed:
         raise GateError("\n".join(closed))
 
 
-def _find_sibling_version(
-    store: Store, output: Manifest, key: StageKey, gated_outputs: Mapping[tuple[StageKey, str], Manifest]
-) -> Manifest:
-    """Return the version of a sibling stage that was built from the same inputs as an output."""
-    for candidate in _iterate_candidate_versions(store, key, gated_outputs):
+def _find_sibling_output(store: Store, output: Manifest, key: StageKey, gated: Iterable[Manifest]) -> Manifest:
+    """Return the output of a sibling stage that was built from the same inputs as an output."""
+    for candidate in _iterate_candidates(store, key, gated):
         if all(output.inputs.get(name) in (None, version) for name, version in candidate.inputs.items()):
             return candidate
     named = ", ".join(f"version {version[:12]} of {name}" for name, version in sorted(output.inputs.items()))
@@ -357,12 +361,10 @@ def _find_sibling_version(
     )
 
 
-def _iterate_candidate_versions(
-    store: Store, key: StageKey, gated_outputs: Mapping[tuple[StageKey, str], Manifest]
-) -> Iterator[Manifest]:
-    """Yield a stage's versions, the most likely first, so that the others are rarely read."""
-    yield from (output for (of, _), output in gated_outputs.items() if of == key)
-    now = load_current(store, key)
+def _iterate_candidates(store: Store, key: StageKey, gated: Iterable[Manifest]) -> Iterator[Manifest]:
+    """Yield a stage's outputs, the most likely first, so that the others are rarely read."""
+    yield from (output for output in gated if output.key == key)
+    now = load_current_if_intact(store, key)
     if now is not None:
         yield now
-    yield from reversed(list_versions(store, key))
+    yield from reversed(list_outputs(store, key))

@@ -4,7 +4,7 @@ Store build outputs under one root (a folder or any fsspec URL), with atomic wri
 
     <root>/<recipe>/<dataset>/<stage>/parts/<fingerprint>/…   the work, one folder per part
     <root>/<recipe>/<dataset>/<stage>/manifests/<fingerprint>.json
-    <root>/<recipe>/<dataset>/<stage>/versions/<version>.json
+    <root>/<recipe>/<dataset>/<stage>/versions/<version>-<fingerprint>.json
     <root>/<recipe>/<dataset>/<stage>/pointer.json            the version that readers get
     <root>/stats/…                                            small tables for DuckDB
 

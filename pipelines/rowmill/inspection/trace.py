@@ -136,8 +136,9 @@ def load_lineage(project: Project, dataset: str) -> Lineage:
     found: dict[str, Manifest] = {}
     for stage in (PACKED_SHARDS, TOKENIZED_EXAMPLES, CANONICAL_ROWS, RAW_DATASET):
         key = (project.recipe.name, dataset, stage)
-        named = next((v for one in found.values() if (v := one.inputs.get("/".join(key)))), None)
-        made = manifest.load_version(project.store, key, named) if named else manifest.load_current(project.store, key)
+        reader = next((one for one in found.values() if "/".join(key) in one.inputs), None)
+        store = project.store
+        made = manifest.load_current(store, key) if reader is None else manifest.load_input(store, reader, key)
         if made is not None:
             found[stage] = made
     return Lineage(project, dataset, found)

@@ -69,7 +69,7 @@ def _verify_step(project: Project, step: Step, *, deep: bool) -> StageVerificati
     differences = tuple(expectation_suite.find_disagreements(results, step.thresholds))
     files = [file for part in made.parts for file in part.files.values()]
     size = sum(file.bytes for file in files)
-    kept = manifest.list_versions(project.store, step.key)
+    kept = manifest.list_outputs(project.store, step.key)
     unread = {file.path: file.bytes for one in kept for part in one.parts for file in part.files.values()}
     if not deep:
         unread |= {file.path: file.bytes for file in files}
@@ -106,13 +106,13 @@ def discard_damage(project: Project, checked: Sequence[StageVerification]) -> li
     lines: list[str] = []
     for one in checked:
         name = "/".join(one.step.key)
-        for made in manifest.list_versions(store, one.step.key):
+        for made in manifest.list_outputs(store, one.step.key):
             paths = {file.path for part in made.parts for file in part.files.values()}
             if paths & set(one.damaged):
                 suspect.add((name, made.version))
             elif suspect & set(made.inputs.items()):
                 suspect.add((name, made.version))
-                manifest.remove_version(store, made)
+                manifest.remove_output(store, made)
                 lines.append(f"{name}: version {made.version[:12]} removed: it was built from damaged files")
         for path in one.damaged:
             store.remove(path)

@@ -128,7 +128,7 @@ def describe_build(project: Project, output: Manifest) -> BuildRecord:
         waivers=output.waivers,
         stages=ordered,
         new=(name,) if output.stage == EXPORTS else tuple(ordered),
-        manifest=store.read(f"{get_stage_folder(output.key)}/versions/{output.version}.json"),
+        manifest=store.read(f"{get_stage_folder(output.key)}/manifests/{output.fingerprint}.json"),
     )
 
 

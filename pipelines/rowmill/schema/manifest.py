@@ -2,10 +2,17 @@
 
 The manifest is written last, by one atomic rename: if it exists, every file it names is complete. It is found by
 *fingerprint* (of the inputs: memoization) and by *version* (of the output: Dagster's data version). Two fingerprints
-may lead to one version; that is how an upstream rebuild that changed nothing stops there.
+may lead to one version; that is how an upstream rebuild that changed nothing stops there:
+
+    tokenized_examples 7c… (version t1) ──► truncation_stats 1a… (version s)   lengths are the same,
+    tokenized_examples e2… (version t2) ──► truncation_stats 90… (version s)   masks are not
+
+So a version says what an output holds, and only a fingerprint what it was made from: `load_inputs` goes from an output
+to its inputs by their fingerprints. A manifest is kept twice, as `manifests/<fingerprint>.json` and as
+`versions/<version>-<fingerprint>.json`; the other copy answers for a damaged one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -68,9 +75,12 @@ class Manifest:
     fingerprint: str
     code_version: str
     inputs: dict[str, str]
+    """The version of each input, by the name of its stage."""
     parts: tuple[Part, ...]
     facts: dict[str, Any]
     version: str = ""
+    input_fingerprints: dict[str, str] = field(default_factory=dict[str, str])
+    """The fingerprint of each input, by the same names: which of several outputs of equal content it was."""
     ledger: tuple[tuple[str, str, int], ...] = ()
     token_ledger: tuple[tuple[str, str, int], ...] = ()
     tables: dict[str, DisplayTable] = field(default_factory=dict[str, DisplayTable])
@@ -84,6 +94,11 @@ class Manifest:
     built_at: str = ""
     run_id: str = ""
     seconds: float = 0.0
+
+    @property
+    def origin(self) -> tuple[str, dict[str, str]]:
+        """What it was made from: its fingerprint, and those of its inputs."""
+        return self.fingerprint, self.input_fingerprints
 
     def content_digest(self) -> str:
         """Return the version: a digest of the output, independent of times, runs and fingerprints."""
@@ -112,21 +127,40 @@ def save_manifest(store: Store, manifest: Manifest) -> Manifest:
     """
     complete = replace(manifest, version=manifest.content_digest())
     store.sync(file.path for part in complete.parts for file in part.files.values())
-    at = get_stage_folder(complete.key)
-    written = [f"{at}/versions/{complete.version}.json", f"{at}/manifests/{complete.fingerprint}.json"]
-    store.write_sealed_list(written, complete)
-    store.sync(written)
+    _write_copies(store, complete)
     _write_pointer(store, complete)
     return complete
 
 
-def make_current(store: Store, manifest: Manifest) -> None:
-    """Make a kept version the current one, which readers get by default."""
-    path = f"{get_stage_folder(manifest.key)}/versions/{manifest.version}.json"
-    if store.read_sealed(path) is None:
-        # It was damaged, but the copy under its fingerprint is intact.
-        store.write_sealed_list([path], manifest)
+def _list_copies(key: StageKey, version: str, fingerprint: str) -> list[str]:
+    """Return the paths under which a manifest is kept; either copy is enough."""
+    at = get_stage_folder(key)
+    return [f"{at}/versions/{version}-{fingerprint}.json", f"{at}/manifests/{fingerprint}.json"]
+
+
+def _write_copies(store: Store, manifest: Manifest) -> None:
+    written = _list_copies(manifest.key, manifest.version, manifest.fingerprint)
+    store.write_sealed_list(written, manifest)
+    store.sync(written)
+
+
+def make_current(store: Store, manifest: Manifest, inputs: Mapping[StageKey, Manifest] | None = None) -> Manifest:
+    """Make a kept output the current one, which readers get by default; return it.
+
+    `inputs` are what the build that reuses it would have read: of equal content, and perhaps made from something else
+    than those that the output was made from. Its manifest names them from now on, so that its ancestors are theirs.
+    """
+    now = {"/".join(key): one.fingerprint for key, one in (inputs or {}).items()}
+    if inputs is not None and now != manifest.input_fingerprints:
+        manifest = replace(manifest, input_fingerprints=now)
+        _write_copies(store, manifest)
+    else:
+        for path in _list_copies(manifest.key, manifest.version, manifest.fingerprint)[:1]:
+            if store.read_sealed(path) is None:
+                # It was damaged, but the other copy is intact.
+                store.write_sealed_list([path], manifest)
     _write_pointer(store, manifest)
+    return manifest
 
 
 def _write_pointer(store: Store, manifest: Manifest) -> None:
@@ -143,8 +177,8 @@ def _write_pointer(store: Store, manifest: Manifest) -> None:
         )
 
 
-def remove_version(store: Store, manifest: Manifest) -> None:
-    """Remove a version, its parts' completion records and its pointers; the files are left for `gc`."""
+def remove_output(store: Store, manifest: Manifest) -> None:
+    """Remove an output's manifest, its parts' completion records and its pointers; the files are left for `gc`."""
     at = get_stage_folder(manifest.key)
     pointer = store.read_sealed(f"{at}/pointer.json")
     if pointer is None or pointer["version"] == manifest.version:
@@ -153,11 +187,8 @@ def remove_version(store: Store, manifest: Manifest) -> None:
     store.remove(f"{at}/{KEPT_PARTS_FOLDER}")
     for part in manifest.parts:
         store.remove(f"{at}/parts/{part.fingerprint}/part.json")
-    for name in store.list(f"{at}/manifests"):
-        kept = read_manifest(store, f"{at}/manifests/{name}")
-        if kept is None or kept.version == manifest.version:
-            store.remove(f"{at}/manifests/{name}")
-    store.remove(f"{at}/versions/{manifest.version}.json")
+    for path in reversed(_list_copies(manifest.key, manifest.version, manifest.fingerprint)):
+        store.remove(path)
 
 
 def find_by_fingerprint(store: Store, key: StageKey, fingerprint: str) -> Manifest | None:
@@ -170,27 +201,43 @@ def find_by_fingerprint(store: Store, key: StageKey, fingerprint: str) -> Manife
     return manifest if all(store.has(file) for part in manifest.parts for file in part.files.values()) else None
 
 
-def load_version(store: Store, key: StageKey, version: str | None) -> Manifest:
-    """Return a kept version of a stage's output; IntegrityError if it is unknown or was removed by gc."""
-    path = f"{get_stage_folder(key)}/versions/{version}.json"
-    loaded = None if version is None else read_manifest(store, path)
-    if loaded is None and version is not None and store.exists(path):
-        # It is damaged; a copy is kept under its fingerprint.
-        names = store.list(f"{get_stage_folder(key)}/manifests")
-        kept = (read_manifest(store, f"{get_stage_folder(key)}/manifests/{name}") for name in names)
-        loaded = next((candidate for candidate in kept if candidate is not None and candidate.version == version), None)
+def load_output(store: Store, key: StageKey, version: str, fingerprint: str) -> Manifest:
+    """Return one kept output of a stage; IntegrityError if it was removed by gc, or both of its copies are damaged."""
+    paths = _list_copies(key, version, fingerprint)
+    loaded = next((made for path in paths if (made := read_manifest(store, path)) is not None), None)
     if loaded is None:
-        if version is None:
-            raise IntegrityError(
-                f"{'/'.join(key)}: it was never built; what reads its output needs a version of it; build it first"
-            )
-        name, remedy = "/".join(key), "build it, or choose another version"
-        if store.exists(path):
-            raise DamagedFileError(
-                f"{name}: {store.path(path)} is damaged or was edited; expected a kept version", path, remedy
-            )
-        raise IntegrityError(f"{name}: version {version} is not kept; expected a kept version; {remedy}")
+        raise _make_missing_error(store, key, version, paths)
     return loaded
+
+
+def load_version(store: Store, key: StageKey, version: str | None) -> Manifest:
+    """Return a kept version of a stage's output; IntegrityError if it is unknown or was removed by gc.
+
+    Of several outputs of this content it is the current one, or else the one that was made last. What an output was
+    made from is found by `load_inputs` instead.
+    """
+    if version is None:
+        raise IntegrityError(
+            f"{'/'.join(key)}: it was never built; what reads its output needs a version of it; build it first"
+        )
+    pointer = store.read_sealed(f"{get_stage_folder(key)}/pointer.json")
+    if pointer is not None and pointer["version"] == version:
+        return load_output(store, key, version, pointer["fingerprint"])
+    names = [name for name in store.list(f"{get_stage_folder(key)}/versions") if name.startswith(f"{version}-")]
+    made = [one for name in names if (one := _read_listed(store, key, name)) is not None]
+    if not made:
+        raise _make_missing_error(store, key, version, [f"{get_stage_folder(key)}/versions/{name}" for name in names])
+    return max(made, key=_order_by_time)
+
+
+def _make_missing_error(store: Store, key: StageKey, version: str, paths: Sequence[str]) -> IntegrityError:
+    name, remedy = "/".join(key), "build it, or choose another version"
+    damaged = next((path for path in paths if store.exists(path)), None)
+    if damaged is not None:
+        return DamagedFileError(
+            f"{name}: {store.path(damaged)} is damaged or was edited; expected a kept version", damaged, remedy
+        )
+    return IntegrityError(f"{name}: version {version} is not kept; expected a kept version; {remedy}")
 
 
 def parse_stage_key(name: str) -> StageKey:
@@ -198,32 +245,39 @@ def parse_stage_key(name: str) -> StageKey:
     return tuple(name.split("/"))
 
 
+def load_input(store: Store, output: Manifest, key: StageKey) -> Manifest:
+    """Return the input of an output that is of a stage; IntegrityError if it was removed, or the output has none."""
+    name = "/".join(key)
+    version, fingerprint = output.inputs.get(name), output.input_fingerprints.get(name)
+    if version is None or fingerprint is None:
+        return load_version(store, key, version)
+    return load_output(store, key, version, fingerprint)
+
+
 def load_inputs(store: Store, output: Manifest) -> dict[StageKey, Manifest]:
-    """Return the inputs of an output, at the versions that its manifest names; IntegrityError if one was removed."""
-    named = ((parse_stage_key(name), version) for name, version in output.inputs.items())
-    return {key: load_version(store, key, version) for key, version in named}
+    """Return the inputs of an output, by what its manifest names; IntegrityError if one was removed."""
+    return {key: load_input(store, output, key) for key in map(parse_stage_key, output.inputs)}
 
 
 def load_current(store: Store, key: StageKey) -> Manifest | None:
     """Return the current manifest of a stage, or None if it was never built."""
     pointer = store.read_sealed(f"{get_stage_folder(key)}/pointer.json")
-    return None if pointer is None else load_version(store, key, pointer["version"])
+    return None if pointer is None else load_output(store, key, pointer["version"], pointer["fingerprint"])
 
 
 def is_current(store: Store, manifest: Manifest) -> bool:
     """Return whether a manifest is the current one of its stage, by the pointer alone."""
     pointer = store.read_sealed(f"{get_stage_folder(manifest.key)}/pointer.json")
-    return pointer is not None and pointer["version"] == manifest.version
+    return pointer is not None and pointer["fingerprint"] == manifest.fingerprint
 
 
 def prefetch_current(store: Store, keys: Iterable[StageKey]) -> dict[StageKey, str]:
     """Read pointers and current manifests of some stages at once; return the current versions."""
-    folders = {key: get_stage_folder(key) for key in keys}
-    store.prefetch(f"{folder}/pointer.json" for folder in folders.values())
-    pointers = {key: store.read_sealed(f"{folder}/pointer.json") for key, folder in folders.items()}
-    versions = {key: str(pointer["version"]) for key, pointer in pointers.items() if pointer is not None}
-    store.prefetch(f"{folders[key]}/versions/{version}.json" for key, version in versions.items())
-    return versions
+    paths = {key: f"{get_stage_folder(key)}/pointer.json" for key in keys}
+    store.prefetch(paths.values())
+    found = {key: pointer for key, path in paths.items() if (pointer := store.read_sealed(path)) is not None}
+    store.prefetch(_list_copies(key, one["version"], one["fingerprint"])[0] for key, one in found.items())
+    return {key: str(pointer["version"]) for key, pointer in found.items()}
 
 
 def load_current_if_intact(store: Store, key: StageKey) -> Manifest | None:
@@ -237,14 +291,31 @@ def load_current_if_intact(store: Store, key: StageKey) -> Manifest | None:
         return None
 
 
-def list_versions(store: Store, key: StageKey) -> list[Manifest]:
-    """Return all kept versions with an intact manifest, oldest first."""
+def list_outputs(store: Store, key: StageKey) -> list[Manifest]:
+    """Return all kept outputs with an intact manifest, oldest first; several may be the same version."""
     names = store.list(f"{get_stage_folder(key)}/versions")
-    loaded = (
-        read_manifest(store, f"{get_stage_folder(key)}/versions/{name}") for name in names if name.endswith(".json")
-    )
-    manifests = [manifest for manifest in loaded if manifest is not None]
-    return sorted(manifests, key=lambda manifest: (manifest.built_at, manifest.version))
+    return sorted((made for name in names if (made := _read_listed(store, key, name)) is not None), key=_order_by_time)
+
+
+def list_versions(store: Store, key: StageKey) -> list[Manifest]:
+    """Return the newest kept output of each version, oldest first."""
+    return select_newest(list_outputs(store, key))
+
+
+def select_newest(outputs: Iterable[Manifest]) -> list[Manifest]:
+    """Return the last output of each version, oldest first; `outputs` are in that order."""
+    return sorted({output.version: output for output in outputs}.values(), key=_order_by_time)
+
+
+def _order_by_time(manifest: Manifest) -> tuple[str, str, str]:
+    return manifest.built_at, manifest.version, manifest.fingerprint
+
+
+def _read_listed(store: Store, key: StageKey, name: str) -> Manifest | None:
+    """Return the output of a file name in `versions/`; None if both of its copies are damaged."""
+    version, _, fingerprint = name.removesuffix(".json").partition("-")
+    paths = _list_copies(key, version, fingerprint)
+    return next((made for path in paths if (made := read_manifest(store, path)) is not None), None)
 
 
 def verify_files(store: Store, manifest: Manifest) -> None:

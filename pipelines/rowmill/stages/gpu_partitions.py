@@ -563,7 +563,7 @@ def make_gpu_partitions(context: StageContext) -> StageOutput:
         columns = inputs.list_segment_columns(recipe, get_row_kind(recipe))
         schema = native.extend_schema(native.SEQUENCE_SCHEMA, recipe.token_types, columns)
     # Ranks can be built one at a time; those of an older order must not be mixed with it.
-    known = {name for one in manifest.list_versions(context.store, context.key) for name in one.card.get("ranks", ())}
+    known = {name for one in manifest.list_outputs(context.store, context.key) for name in one.card.get("ranks", ())}
     return StageOutput(
         parts=ranks,
         facts=GpuPartitionsFacts(

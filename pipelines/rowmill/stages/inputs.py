@@ -47,7 +47,7 @@ def list_filled_columns(recipe: Recipe, kind: RowKind) -> list[pa.Field]:
 def load_origin(context: StageContext, output: Manifest, stage: str) -> Manifest:
     """Return the output of a dataset's stage that an output of the same dataset was made from."""
     key: StageKey = (*output.key[:-1], stage)
-    return manifest.load_version(context.store, key, output.inputs.get("/".join(key)))
+    return manifest.load_input(context.store, output, key)
 
 
 def list_train_shards(packed: Mapping[str, Manifest]) -> list[Part]:

@@ -92,8 +92,7 @@ class SourceIndex:
         source = find_source(store, output)
         parts: list[SourcePart] = []
         if source is not None:
-            scanned = output if source[0] == output.key else manifest.load_version(store, *source)
-            for scan in scanned.details.get("scans", ()):
+            for scan in source.details.get("scans", ()):
                 parts += FileScan.from_json(scan).parts
         return cls(
             pa.array([part.part_id for part in parts], pa.string()),
@@ -103,16 +102,13 @@ class SourceIndex:
         )
 
 
-def find_source(store: Store, output: Manifest) -> tuple[StageKey, str] | None:
-    """Return key and version of the source that an output was made from, by its inputs; None if it had none."""
+def find_source(store: Store, output: Manifest) -> Manifest | None:
+    """Return the raw dataset that an output was made from, by its inputs; None if it had none."""
     if output.stage == RAW_DATASET:
-        return output.key, output.version
-    for name, version in output.inputs.items():
-        key = manifest.parse_stage_key(name)
-        if manifest.get_stage_name(key) == RAW_DATASET:
-            return key, version
-        if manifest.get_stage_name(key) == CANONICAL_ROWS:
-            return find_source(store, manifest.load_version(store, key, version))
+        return output
+    for key in map(manifest.parse_stage_key, output.inputs):
+        if manifest.get_stage_name(key) in (RAW_DATASET, CANONICAL_ROWS):
+            return find_source(store, manifest.load_input(store, output, key))
     return None
 
 
@@ -472,6 +468,7 @@ def record_manifest(
     *,
     reused: bool = False,
     parts_reused: int = 0,
+    is_unchanged: bool = False,
     read_domain: ReadDomain | None = None,
 ) -> None:
     """Write every table that a manifest contributes to, then make its version the current one of its stage.
@@ -479,14 +476,15 @@ def record_manifest(
     In this order: a reader that sees the pointer must find the rows it points to. Long tables are copied column by
     column in batches, and only if the version's copy does not exist yet; short ones come from the manifest itself.
     `reused` marks a build that found its output instead of making it: of the rows for reuses only the last is kept, of
-    those for builds all. `read_domain` reads the domain of a rejected record. The caller publishes the views
-    (`stats.duckdb`), which change only with their definitions.
+    those for builds all. With `is_unchanged` the output was current before, and made from the same inputs: on a remote
+    store its tables are then taken as they are if they were ever written. `read_domain` reads the domain of a rejected
+    record. The caller publishes the views (`stats.duckdb`), which change only with their definitions.
     """
     recipe, scope = split_stage_key(manifest.key)
     at = recipe, scope, manifest.version
     # By the names of files alone: a version's tables may all have been written under the present schemas.
-    is_remote_reuse = reused and not store.is_local
-    if not (is_remote_reuse and _list_stamped_files(store, _partition_path("builds", *at), _MADE_PREFIX)):
+    is_remote = not store.is_local
+    if not (is_remote and is_unchanged and _list_stamped_files(store, _partition_path("builds", *at), _MADE_PREFIX)):
         for table, lines, where in _list_short_tables(manifest, inputs):
             schema = SCHEMAS[table]
             # Compared as Python values: converting to Arrow would make pyarrow import pandas first, a second of work
@@ -508,7 +506,8 @@ def record_manifest(
             schema = SCHEMAS[table]
             if table in TABLES_WITH_ORIGINS:
                 # If a file was renamed, rows are the same version, and were read from another file.
-                schema = schema.with_metadata({"source": str(find_source(store, manifest))})
+                source = find_source(store, manifest)
+                schema = schema.with_metadata({"source": source.version if source else ""})
             path = _first_file_path(table, *at)
             # An existing copy with this schema is complete.
             if not (store.exists(path) and _has_schema(store, path, schema)):

@@ -311,7 +311,7 @@ def compare_with_train(context: KindContext, parts: Sequence[Part]) -> TrainComp
     """Compare the records of some parts with the rows that the model was trained on."""
     trained = context.input(TOKENIZED_EXAMPLES)
     key = (*context.dataset_key, CANONICAL_ROWS)
-    rows = manifest.load_version(context.store, key, trained.inputs["/".join(key)])
+    rows = manifest.load_input(context.store, trained, key)
     schema = load_observed_table(trained.details).schema
     tables = [context.store.table(part.files["records"], ["text_id", "record"]) for part in parts]
     generated = pa.concat_tables(tables) if tables else pa.table({"text_id": [], "record": []})

@@ -790,7 +790,7 @@ def _compare_table_seq_lens(context: KindContext, output: Manifest, limit: int) 
     # What is generated later decides nothing.
     trained, prompt = form.model_copy(update={"generation": None}), _read_prompt_tokens(output)
     key = (*context.dataset_key, CANONICAL_ROWS)
-    rows = manifest.load_version(context.store, key, output.inputs["/".join(key)]).files("rows")
+    rows = manifest.load_input(context.store, output, key).files("rows")
     options = IndexOptions.of(context, load_observed_table(output.details))
     parts = [
         RowPart(*both, digest_json(*(file.digest for file in both)))

@@ -1,0 +1,148 @@
+"""An output's ancestors are those that it was made from, although others of equal content were made from others."""
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from rowmill.build import comparison, gate, runner, steps
+from rowmill.build.gc import collect_garbage
+from rowmill.inspection import trace, verify
+from rowmill.schema import manifest
+from rowmill.schema.manifest import Manifest
+from rowmill.stats.views import query_views
+from tests.support.recipes import PAIR, Built, Workspace, pair
+
+STATISTICS = ("mini", "rows", "truncation_stats")
+
+
+def build(workspace: Workspace, validation: float, *, name: str = "rows.jsonl") -> Built:
+    rows = [pair(i) for i in range(40)]
+    return workspace.one(name, rows, PAIR, splits={"validation": validation}).build()
+
+
+@pytest.fixture
+def two_ways(tmp_path: Path) -> tuple[Workspace, Built, Built]:
+    """Build with two splits of the same rows, of which the statistics of lengths are equal and the examples are not."""
+    workspace = Workspace(tmp_path)
+    first, second = build(workspace, 0.1), build(workspace, 0.2)
+    statistics = [built.manifest("rows", "truncation_stats") for built in (first, second)]
+    assert statistics[0].version == statistics[1].version
+    assert statistics[0].inputs != statistics[1].inputs
+    return workspace, first, second
+
+
+def find_current(workspace: Workspace) -> dict[str, Manifest]:
+    project = workspace.project
+    made = {step.key: manifest.load_current(project.store, step.key) for step in steps.plan_steps(project)}
+    return {"/".join(key[1:]): output for key, output in made.items() if output is not None}
+
+
+def test_each_output_of_a_version_leads_to_its_own_inputs(two_ways: tuple[Workspace, Built, Built]) -> None:
+    workspace, *builds = two_ways
+    store = workspace.project.store
+    for built in builds:
+        (examples,) = manifest.load_inputs(store, built.manifest("rows", "truncation_stats")).values()
+        assert examples.version == built.manifest("rows", "tokenized_examples").version
+    assert len(manifest.list_outputs(store, STATISTICS)) == 2
+    assert len(manifest.list_versions(store, STATISTICS)) == 1
+
+
+def test_option_changed_back_publishes_the_first_build_again(two_ways: tuple[Workspace, Built, Built]) -> None:
+    workspace, first, second = two_ways
+    published = workspace.store / "mini/gpu_partitions/current.json"
+    assert orjson.loads(published.read_bytes())["version"] == second.manifest("gpu_partitions").version
+    again = build(workspace, 0.1)
+
+    assert again.made() == set()
+    assert orjson.loads(published.read_bytes())["version"] == first.manifest("gpu_partitions").version
+    current = find_current(workspace)
+    for output in current.values():
+        for key, made in manifest.load_inputs(workspace.project.store, output).items():
+            assert made == current["/".join(key[1:])]
+
+
+def test_shards_that_are_used_again_are_judged_by_their_own_statistics(
+    two_ways: tuple[Workspace, Built, Built],
+) -> None:
+    workspace, first, _ = two_ways
+    project, old = workspace.project, first.manifest("rows", "packed_shards")
+    step = steps.find_step(project, old.key)
+    gate.hold_version(project.store, runner.run_step(project, step, {}, version=old.version).manifest)
+
+    assert workspace.build().manifest("gpu_partitions").version == first.manifest("gpu_partitions").version
+
+
+def test_garbage_collection_keeps_what_the_kept_outputs_were_made_from(
+    two_ways: tuple[Workspace, Built, Built],
+) -> None:
+    workspace, first, second = two_ways
+    project = workspace.project
+    step = steps.find_step(project, ("mini", "rows", "packed_shards"))
+    old = runner.run_step(project, step, {}, version=first.manifest("rows", "packed_shards").version).manifest
+    gate.hold_version(project.store, old)
+    collect_garbage(project, keep=1, dry_run=False)
+    kept = {
+        output.inputs["mini/rows/tokenized_examples"] for output in manifest.list_outputs(project.store, STATISTICS)
+    }
+    assert kept == {built.manifest("rows", "tokenized_examples").version for built in (first, second)}
+
+    assert workspace.build().manifest("gpu_partitions").version == first.manifest("gpu_partitions").version
+    assert not any(one.fails for one in verify.verify_recipe(project, deep=True))
+
+
+def test_garbage_collection_removes_outputs_of_a_kept_version_that_nothing_was_made_from(
+    two_ways: tuple[Workspace, Built, Built],
+) -> None:
+    workspace, _, second = two_ways
+    collect_garbage(workspace.project, keep=1, dry_run=False)
+    (statistics,) = manifest.list_outputs(workspace.project.store, STATISTICS)
+    assert statistics == second.manifest("rows", "truncation_stats")
+
+
+def test_comparison_of_builds_reads_the_statistics_of_each(two_ways: tuple[Workspace, Built, Built]) -> None:
+    workspace, first, second = two_ways
+    build(workspace, 0.1)
+    for built in (first, second):
+        lineage = comparison.collect_lineage(workspace.project, built.manifest("gpu_partitions"))
+        assert lineage[STATISTICS].inputs == built.manifest("rows", "truncation_stats").inputs
+
+
+def test_rows_of_a_file_that_has_its_old_name_again_are_traced_to_it(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    first = build(workspace, 0, name="a.jsonl")
+    row = workspace.project.store.table(first.manifest("rows", "canonical_rows").files("rows")[0])["row_id"][0].as_py()
+    for before, name in (("a.jsonl", "b.jsonl"), ("b.jsonl", "a.jsonl")):
+        (workspace.folder / "data" / before).unlink()
+        built = build(workspace, 0, name=name)
+        assert built.manifest("rows", "canonical_rows").version == first.manifest("rows", "canonical_rows").version
+
+        origin = trace.load_lineage(built.project, "rows").find_origin(row)
+        assert (origin.url.rpartition("/")[2], origin.problem) == (name, "")
+        shown = query_views(built.project.store, "SELECT DISTINCT source FROM rows")[1]
+        assert [source.rpartition("/")[2] for (source,) in shown] == [name]
+
+
+def test_either_copy_of_a_manifest_answers_for_the_other(two_ways: tuple[Workspace, Built, Built]) -> None:
+    workspace, first, _ = two_ways
+    store, statistics = workspace.project.store, first.manifest("rows", "truncation_stats")
+    folder = workspace.store / "mini/rows/truncation_stats"
+    copies = (
+        folder / f"manifests/{statistics.fingerprint}.json",
+        folder / f"versions/{statistics.version}-{statistics.fingerprint}.json",
+    )
+    for copy in copies:
+        content = copy.read_bytes()
+        copy.write_bytes(content[:-9])
+        assert manifest.load_output(store, STATISTICS, statistics.version, statistics.fingerprint) == statistics
+        copy.write_bytes(content)
+
+
+def test_version_names_the_current_output_or_else_the_last_one(two_ways: tuple[Workspace, Built, Built]) -> None:
+    workspace, first, second = two_ways
+    store, statistics = workspace.project.store, first.manifest("rows", "truncation_stats")
+    later = second.manifest("rows", "truncation_stats")
+    assert manifest.load_version(store, STATISTICS, statistics.version) == later
+
+    manifest.make_current(store, statistics)
+    assert manifest.load_version(store, STATISTICS, statistics.version) == statistics

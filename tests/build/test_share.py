@@ -75,11 +75,10 @@ def with_rows(scanned: Workspace) -> Workspace:
 # ── All shares ─────────────────────────────────────────────────────────────────────────────────────
 def test_the_shares_of_a_stage_are_apart_and_together_all_of_it(scanned: Workspace, plain: Built) -> None:
     first, second, _ = make_all_shares(scanned, "canonical_rows")
-    parts = plain.report("rows", "canonical_rows").parts
-    assert first.made + first.missing == parts
-    assert second.made + second.missing == parts - first.made
-    assert first.made
-    assert second.made
+    assert first.made + first.missing == plain.report("rows", "canonical_rows").parts
+    assert second.made + second.missing == first.missing
+    # Which share a part falls to follows from its fingerprint, and so may be one for all.
+    assert first.made or second.made
 
 
 def test_a_share_writes_no_manifest_no_pointer_and_no_statistics(with_rows: Workspace) -> None:
@@ -100,7 +99,9 @@ def test_one_share_of_one_makes_every_pass_and_nothing_when_it_runs_again(scanne
 
 
 def test_a_build_makes_the_parts_of_a_missing_share(scanned: Workspace, plain: Built) -> None:
-    reports = make_all_shares(scanned, "canonical_rows", left_out=2)
+    first = plain.manifest("rows", "canonical_rows").parts[0]
+    left_out = next(number for number in range(1, TOTAL + 1) if Share(number, TOTAL).has(first.fingerprint))
+    reports = make_all_shares(scanned, "canonical_rows", left_out=left_out)
     built = scanned.build()
     assert built.report("rows", "canonical_rows").parts_reused == sum(one.made for one in reports) > 0
     assert built.report("rows", "canonical_rows").rows_made > 0

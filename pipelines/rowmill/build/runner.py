@@ -57,7 +57,7 @@ from rowmill.schema import manifest
 from rowmill.schema.facts import name_facts
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stages import catalog, exports, raw_dataset
-from rowmill.stages.base import Publish, StageContext, StageDeclaration
+from rowmill.stages.base import PreparedStage, Publish, StageContext, StageDeclaration
 from rowmill.stats.tables import count_parts, record_manifest, write_check_results
 from rowmill.stats.views import publish_views
 from rowmill.tokenization import stored_tokenizers, tokenizer_source
@@ -141,23 +141,14 @@ def run_step(
     meanwhile; without it they are written before this returns.
     """
     require_one_history(inputs)
-    run = partial(
-        _run_or_reuse,
-        project,
-        step,
-        inputs,
-        ranks=tuple(ranks),
-        version=version,
-        progress=progress,
-        run_id=run_id,
-        looks_ahead=looks_ahead,
-        statistics=statistics,
+    one = _StepRun(
+        project, step, inputs, tuple(ranks), progress, run_id, looks_ahead=looks_ahead, statistics=statistics
     )
     with index_outputs(project, [step]):
         # Another version than the one asked for is no repair.
         if version is not None:
-            return run()
-        return read_and_repair(project, run, reader=step, inputs=inputs, progress=progress, run_id=run_id)
+            return one.take_version(version)
+        return read_and_repair(project, one.run, reader=step, inputs=inputs, progress=progress, run_id=run_id)
 
 
 def read_and_repair(
@@ -220,57 +211,86 @@ def _discard_damaged_file(project: Project, damage: DamagedFileError, reader: St
     return owner
 
 
-def _run_or_reuse(
-    project: Project,
-    step: Step,
-    inputs: Mapping[StageKey, Manifest],
-    *,
-    ranks: tuple[str, ...],
-    version: str | None,
-    progress: ProgressCallback | None,
-    run_id: str,
-    looks_ahead: bool,
-    statistics: BackgroundStatistics | None,
-) -> StepReport:
-    started = time.monotonic()
-    store, name = project.store, "/".join(step.key)
-    pool = open_shared_executor(project.recipe)
-    context = replace(make_stage_context(project, step, inputs), pool=pool, progress=progress, ranks=ranks)
-    record = partial(_record_report, project, step, statistics=statistics)
-    with explain_disk_full(store, name), store.lock(f"{manifest.get_stage_folder(step.key)}/.lock", what=name):
-        if version is not None:
-            kept = manifest.load_version(store, step.key, version)
-            inputs = manifest.load_inputs(store, kept)
-            require_open_ancestry(project, inputs.values())
-            for one in _list_opened_outputs(store, kept):
-                manifest.verify_files(store, one)
-            manifest.make_current(store, kept)
-            return record(replace(context, inputs=inputs), report_kept_version(kept, started))
-        held_version = find_held_version(store, step.key)
-        if held_version is not None:
-            # Current again, in case a run of Dagster chose another version, without reading its files.
-            kept = held_version.load(store)
-            manifest.make_current(store, kept)
-            held_context = replace(context, inputs=manifest.load_inputs(store, kept))
-            return replace(record(held_context, report_kept_version(kept, started)), held=held_version)
-        fingerprint, prepared = prepare_step(context, step)
-        kept = find_reusable_output(store, step, fingerprint, prepared)
-        if kept is not None:
-            before = manifest.load_current_if_intact(store, step.key)
-            kept = manifest.make_current(store, kept, context.inputs)
+@dataclass(frozen=True, slots=True)
+class _StepRun:
+    """One run of a step: what it is given, and its ends, each of which leaves a current output with its statistics.
+
+    take_version   a kept version that somebody asks for
+    run            the version at which the step is held, or the kept output of these inputs, or a new one
+    """
+
+    project: Project
+    step: Step
+    inputs: Mapping[StageKey, Manifest]
+    ranks: tuple[str, ...]
+    progress: ProgressCallback | None
+    run_id: str
+    looks_ahead: bool
+    statistics: BackgroundStatistics | None
+
+    @property
+    def store(self) -> Store:
+        return self.project.store
+
+    def take_version(self, version: str) -> StepReport:
+        """Make a kept version current, after its ancestors' checks and its files' digests."""
+        started = time.monotonic()
+        with self._lock():
+            kept = manifest.load_version(self.store, self.step.key, version)
+            require_open_ancestry(self.project, manifest.load_inputs(self.store, kept).values())
+            for one in _list_opened_outputs(self.store, kept):
+                manifest.verify_files(self.store, one)
+            return self._keep(kept, started)
+
+    def run(self) -> StepReport:
+        """Keep a held version, reuse a kept output, or make a new one."""
+        started = time.monotonic()
+        context = self._open_context(self.inputs)
+        with self._lock():
+            held = find_held_version(self.store, self.step.key)
+            if held is not None:
+                # Current again, in case a run of Dagster chose another version, without reading its files.
+                return replace(self._keep(held.load(self.store), started), held=held)
+            fingerprint, prepared = prepare_step(context, self.step)
+            kept = find_reusable_output(self.store, self.step, fingerprint, prepared)
+            if kept is None:
+                return self._make(context, prepared, fingerprint, started)
+            before = manifest.load_current_if_intact(self.store, self.step.key)
+            kept = manifest.make_current(self.store, kept, self.inputs)
             is_unchanged = before is not None and before.origin == kept.origin
-            return record(context, report_kept_version(kept, started), is_unchanged=is_unchanged)
-        if looks_ahead:
+            return self._record(context, report_kept_version(kept, started), is_unchanged=is_unchanged)
+
+    @contextmanager
+    def _lock(self) -> Generator[None]:
+        name, folder = "/".join(self.step.key), manifest.get_stage_folder(self.step.key)
+        with explain_disk_full(self.store, name), self.store.lock(f"{folder}/.lock", what=name):
+            yield
+
+    def _open_context(self, inputs: Mapping[StageKey, Manifest]) -> StageContext:
+        pool = open_shared_executor(self.project.recipe)
+        context = make_stage_context(self.project, self.step, inputs)
+        return replace(context, pool=pool, progress=self.progress, ranks=self.ranks)
+
+    def _keep(self, kept: Manifest, started: float) -> StepReport:
+        """Make an output that somebody chose current; its inputs are its own."""
+        manifest.make_current(self.store, kept)
+        context = self._open_context(manifest.load_inputs(self.store, kept))
+        return self._record(context, report_kept_version(kept, started))
+
+    def _make(self, context: StageContext, prepared: PreparedStage, fingerprint: str, started: float) -> StepReport:
+        store, step, name = self.store, self.step, "/".join(self.step.key)
+        if self.looks_ahead:
             # In Dagster, which runs single stages, an unmet requirement is then reported before its input is made.
-            require_ready(project, [reader for reader in plan_steps(project) if step.key in reader.inputs])
-        require_equal_hosts(project)
+            require_ready(self.project, [reader for reader in plan_steps(self.project) if step.key in reader.inputs])
+        require_equal_hosts(self.project)
         require_own_versions(store, step.key)
         changed = find_outside_change(step, context, manifest.load_current_if_intact(store, step.key))
         if changed is not None:
-            downstream = ", ".join("/".join(later.key[1:]) for later in find_downstream_steps(project, step.key))
-            _LOG.warning("%s: %s; it is made again, and so are the stages after it: %s", name, changed, downstream)
+            later = ", ".join("/".join(one.key[1:]) for one in find_downstream_steps(self.project, step.key))
+            _LOG.warning("%s: %s; it is made again, and so are the stages after it: %s", name, changed, later)
         draft = prepared.make()
-        output = manifest.save_manifest(store, make_manifest(context, step, draft, fingerprint, started, run_id))
+        made = make_manifest(context, step, draft, fingerprint, started, self.run_id)
+        output = manifest.save_manifest(store, made)
         forget_versions(store, step.key)
         report = StepReport(
             output,
@@ -280,7 +300,40 @@ def _run_or_reuse(
             rows_made=draft.rows_made,
             seconds=time.monotonic() - started,
         )
-        return record(context, report)
+        return self._record(context, report)
+
+    def _record(self, context: StageContext, report: StepReport, *, is_unchanged: bool = False) -> StepReport:
+        """Publish an output and write its statistics."""
+        project, step, store, output = self.project, self.step, self.store, report.manifest
+        if step.stage.publish is not None:
+            _publish_output(project, step, context, output, step.stage.publish)
+        # Only canonical rows are made of a source's records, whose domain can be read.
+        domain_key = None
+        if step.name == CANONICAL_ROWS:
+            domain_key = project.recipe.datasets[step.key[1]].format.domain_key
+        record = partial(
+            record_manifest,
+            store,
+            output,
+            step.stage.stats_inputs,
+            reused=report.reused,
+            parts_reused=report.parts_reused,
+            is_unchanged=is_unchanged,
+            read_domain=None if domain_key is None else partial(read_domain, domain_key),
+        )
+
+        def record_if_current() -> None:
+            # Another build may have made another version current since, which it records itself.
+            with self._lock():
+                if manifest.is_current(store, output):
+                    record()
+
+        # A remote store's tables are copied from what the step has just read, which is not kept for long.
+        if self.statistics is None or not (store.is_local or report.reused):
+            record()
+        else:
+            self.statistics.submit(step, record_if_current)
+        return report
 
 
 def report_kept_version(kept: Manifest, started: float | None = None) -> StepReport:
@@ -288,49 +341,6 @@ def report_kept_version(kept: Manifest, started: float | None = None) -> StepRep
     parts = count_parts(kept)
     seconds = 0.0 if started is None else time.monotonic() - started
     return StepReport(kept, reused=True, parts=parts, parts_reused=parts, rows_made=0, seconds=seconds)
-
-
-def _record_report(
-    project: Project,
-    step: Step,
-    context: StageContext,
-    report: StepReport,
-    *,
-    statistics: BackgroundStatistics | None,
-    is_unchanged: bool = False,
-) -> StepReport:
-    """Publish an output and write its statistics."""
-    store, output = context.store, report.manifest
-    if step.stage.publish is not None:
-        _publish_output(project, step, context, output, step.stage.publish)
-    # Only canonical rows are made of a source's records, whose domain can be read.
-    domain_key = None
-    if step.name == CANONICAL_ROWS:
-        domain_key = project.recipe.datasets[step.key[1]].format.domain_key
-    record = partial(
-        record_manifest,
-        store,
-        output,
-        step.stage.stats_inputs,
-        reused=report.reused,
-        parts_reused=report.parts_reused,
-        is_unchanged=is_unchanged,
-        read_domain=None if domain_key is None else partial(read_domain, domain_key),
-    )
-
-    def record_if_current() -> None:
-        # Another build may have made another version current since, which it records itself.
-        name = "/".join(output.key)
-        with explain_disk_full(store, name), store.lock(f"{manifest.get_stage_folder(output.key)}/.lock", what=name):
-            if manifest.is_current(store, output):
-                record()
-
-    # A remote store's tables are copied from what the step has just read, which is not kept for long.
-    if statistics is None or not (store.is_local or report.reused):
-        record()
-    else:
-        statistics.submit(step, record_if_current)
-    return report
 
 
 def _publish_output(project: Project, step: Step, context: StageContext, output: Manifest, publish: Publish) -> None:

@@ -476,6 +476,35 @@ def test_content_other_than_text_is_rejected(content: Json, expected: str) -> No
     assert reason(chat(("user", content))) == expected
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": None, "refusal": "No."},
+        {"content": "", "refusal": "No."},
+        {"refusal": "No."},
+        {"content": "No.", "refusal": "No."},
+        {"content": "No.", "refusal": None},
+        {"content": "No.", "refusal": ""},
+        {"content": [], "refusal": "No."},
+        {"content": [{"type": "refusal", "refusal": "No."}]},
+        {"content": [{"type": "output_text", "text": "No"}, {"type": "refusal", "refusal": "."}]},
+    ],
+)
+def test_refusal_is_the_answer_where_there_is_no_other(message: dict[str, Json]) -> None:
+    """OpenAI's `refusal`, as UKGovernmentBEIS/inspect_ai pull requests 1198 and 1398 report it."""
+    row = kept({"messages": [{"role": "user", "content": "U"}, {"role": "assistant", **message}]})
+
+    assert row.messages[1] == {"role": "assistant", "content": "No."}
+    assert row.report.notes == (("refusal_as_answer",) if message.get("refusal") else ())
+
+
+def test_refusal_beside_another_answer_or_of_a_user_is_rejected() -> None:
+    both = {"role": "assistant", "content": "Gladly.", "refusal": "No."}
+
+    assert reason({"messages": [{"role": "user", "content": "U"}, both]}) == "bad_messages"
+    assert reason(chat(("user", [{"type": "refusal", "refusal": "No."}]))) == "unknown_content_part"
+
+
 @pytest.mark.parametrize("content", ["", " \n", None, []])
 def test_assistant_with_nothing_is_rejected(content: Json) -> None:
     assert reason(chat(("user", "U"), ("assistant", content))) == "empty_assistant"

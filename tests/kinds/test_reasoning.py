@@ -204,6 +204,77 @@ def test_reasoning_of_keys_tags_and_parts_is_joined_without_repetition() -> None
     assert canonical_message({"content": "", "reasoning": "r"})["reasoning_content"] == "r"
 
 
+@pytest.mark.parametrize(
+    ("part", "thought"),
+    [
+        # Mistral's ThinkChunk; agentjido/req_llm issue 742.
+        ({"type": "thinking", "thinking": [{"type": "text", "text": "r1 "}, {"type": "text", "text": "r2"}]}, "r1 r2"),
+        ({"type": "thinking", "thinking": {"type": "text", "text": "r1 r2"}}, "r1 r2"),
+        ({"type": "think", "think": "r1 r2"}, "r1 r2"),
+        ({"type": "reasoning", "reasoning": "r1 r2", "signature": "c2ln"}, "r1 r2"),
+        ({"type": "thought", "content": "r1 r2"}, "r1 r2"),
+        ({"text": "r1 r2", "thought": True}, "r1 r2"),
+        # OpenAI's items of reasoning; openai/openai-agents-python issue 1616.
+        ({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "r1 r2"}]}, "r1 r2"),
+        (
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": one} for one in ("r1", "r2")]},
+            "r1\n\nr2",
+        ),
+    ],
+)
+def test_reasoning_in_a_part_is_read_whatever_its_form(part: Json, thought: str) -> None:
+    message = canonical_message({"content": [part, {"type": "text", "text": "A"}]})
+
+    assert message == {"role": "assistant", "content": "A", "reasoning_content": thought}
+
+
+@pytest.mark.parametrize("key", ["thinking", "reasoning", "reasoning_content", "think", "thought", "thinking_blocks"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "r",
+        [{"type": "text", "text": "r"}],
+        [{"type": "thinking", "thinking": "r", "signature": "c2ln"}, {"type": "redacted_thinking", "data": "c2ln"}],
+        {"type": "thinking", "thinking": "r"},
+    ],
+)
+def test_reasoning_under_a_key_is_read_whatever_its_form(key: str, value: Json) -> None:
+    message = canonical_message({"content": "A", key: value})
+
+    assert message == {"role": "assistant", "content": "A", "reasoning_content": "r"}
+
+
+def test_same_reasoning_as_text_and_as_blocks_is_read_once() -> None:
+    """LiteLLM sends both; OpenHands/software-agent-sdk issue 172."""
+    blocks = [{"type": "thinking", "thinking": "r", "signature": "c2ln"}]
+
+    message = canonical_message({"content": "A", "reasoning_content": "r", "thinking_blocks": blocks})
+
+    assert message == {"role": "assistant", "content": "A", "reasoning_content": "r"}
+
+
+def test_redacted_reasoning_is_left_out_and_counted() -> None:
+    parts = [{"type": "redacted_thinking", "data": "c2ln"}, {"type": "text", "text": "A"}]
+
+    row = row_of([{"role": "user", "content": "U"}, {"role": "assistant", "content": parts}])
+
+    assert row.messages[1] == {"role": "assistant", "content": "A"}
+    assert row.report.notes == ("redacted_reasoning",)
+    assert reason([{"role": "assistant", "content": [{"type": "thinking", "mood": 1}]}]) == "unknown_content_part"
+    assert reason([{"role": "user", "content": parts}]) == "unknown_content_part"
+
+
+def test_message_of_the_analysis_channel_is_the_reasoning_of_the_next() -> None:
+    """The channels of openai/harmony's README, where `analysis` is not for the user's eyes."""
+    said = [("user", None, "U"), ("assistant", "analysis", "r"), ("assistant", "final", "A")]
+    messages = [{"role": role, "content": text, **({"channel": at} if at else {})} for role, at, text in said]
+
+    row = row_of(messages)
+
+    assert [(one["content"], one.get("reasoning_content")) for one in row.messages] == [("U", None), ("A", "r")]
+    assert reason(messages[:2]) == "orphan_think"
+
+
 # Think messages and modes
 
 

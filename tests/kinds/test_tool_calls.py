@@ -231,6 +231,58 @@ def test_arguments_as_text_and_as_object_are_equal(arguments: dict[str, Json]) -
     assert arguments_of(orjson.dumps(arguments).decode()) == arguments_of(arguments) == arguments
 
 
+# Reasoning before calls
+
+CALL = '{"name": "f", "arguments": {"q": "what is </think>{}?"}}'
+THOUGHT = "<think>look it up</think>"
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        # hiyouga/LlamaFactory pull request 9610, of issues 9522 and 9550.
+        {"from": "function_call", "value": f"{THOUGHT}\n{CALL}"},
+        {"from": "function_call", "value": f"{THOUGHT}[{CALL}]"},
+        {"from": "function_call", "value": f"{THOUGHT}<tool_call>\n{CALL}\n</tool_call>"},
+        {"from": "gpt", "value": "", "tool_calls": f"{THOUGHT}[{CALL}]"},
+        {"from": "gpt", "value": None, "function_call": f"{THOUGHT}{CALL}"},
+        {"from": "gpt", "value": THOUGHT, "tool_calls": f"[{CALL}]"},
+    ],
+)
+def test_reasoning_before_a_call_is_reasoning_in_every_form_of_calls(turn: dict[str, Json]) -> None:
+    row = row_of([{"from": "human", "value": "U"}, turn])
+
+    assert (row.messages[1]["content"], row.messages[1]["reasoning_content"]) == ("", "look it up")
+    [made] = row.messages[1]["tool_calls"]
+    assert made["function"] == {"name": "f", "arguments": {"q": "what is </think>{}?"}}
+
+
+def test_text_before_a_call_stays_and_several_calls_are_all_read() -> None:
+    text = f"{THOUGHT}I look.<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>"
+
+    message = row_of([{"role": "user", "content": "U"}, {"role": "function_call", "content": text}]).messages[1]
+
+    assert (message["content"], message["reasoning_content"]) == ("I look.", "look it up")
+    assert len(message["tool_calls"]) == 2
+
+
+@pytest.mark.parametrize(
+    "text", [THOUGHT, f"{THOUGHT}not JSON", f"{THOUGHT}{CALL} and more", f"I look. {CALL}", f"{THOUGHT}<tool_call>x"]
+)
+def test_turn_of_calls_without_a_whole_call_is_rejected(text: str) -> None:
+    assert reason([{"role": "user", "content": "U"}, {"role": "function_call", "content": text}]) == "bad_tool_call"
+
+
+def test_reasoning_before_a_call_in_a_transcript_and_in_an_answer_of_calls_is_read() -> None:
+    told = f"USER: U\n\n\nASSISTANT: {THOUGHT} <functioncall> " + '{"name": "f", "arguments": {"a": 1}}'
+    asked = {"query": "U", "answers": f'{THOUGHT}[{{"name": "f", "arguments": {{"a": 1}}}}]', "tools": [BARE]}
+    for record in ({"chat": told}, asked):
+        message = kept(record).messages[1]
+
+        assert (message["content"], message["reasoning_content"]) == ("", "look it up")
+        assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
+
+
 # Ids
 
 

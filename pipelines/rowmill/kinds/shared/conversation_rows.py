@@ -24,11 +24,12 @@ columns at once; only the others are read key by key (`messages.py`).
     {"role": "user", "content": "Hi", "name": "Ann"}    not plain: a third key
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field, field_validator
@@ -43,6 +44,7 @@ from rowmill.kinds.shared.messages import (
     CONTEXT_COLUMNS,
     MESSAGE_FLAGS,
     PROMPT_COLUMNS,
+    REFUSAL_KEY,
     SYSTEM_COLUMNS,
     RejectError,
     ToolCalls,
@@ -67,12 +69,11 @@ from rowmill.kinds.shared.messages import (
     split_transcript,
 )
 from rowmill.kinds.shared.reasoning import (
-    DETAILS_KEY,
     REASONING_KEY,
     REASONING_SEPARATOR,
     ThinkTagReader,
     join_reasoning,
-    join_reasoning_details,
+    join_reasoning_parts,
     move_reasoning_keys,
     remove_keys,
 )
@@ -388,12 +389,15 @@ def _detect_calls(record: Mapping[str, Json], columns: ConversationColumns) -> D
         return None
     prompt_field, prompt = find_first_column(record, columns.prompt_fields)
     response_field, response = find_first_column(record, CALL_COLUMNS)
+    before = ""
+    if type(response) is str and len((parted := part_from_calls(response))[1]) == 1:
+        before, [response] = parted
     calls = _parse_list(response) if type(response) is str else response
     if type(prompt) is not str or not is_list(calls) or not calls or response_field == prompt_field:
         return None
     if not all(is_mapping(call) and ("name" in call or "function" in call) for call in calls):
         return None
-    answer = {"role": "assistant", "content": "", "tool_calls": response}
+    answer = {"role": "assistant", "content": before, "tool_calls": response}
     turns: list[Json] = [{"role": "user", "content": prompt}, answer]
     return DetectedMessages("calls", turns, columns=(prompt_field, response_field))
 
@@ -471,6 +475,12 @@ def _explain_unknown_shape(record: Mapping[str, Json], columns: ConversationColu
 
 
 _MESSAGE_KEYS = ("role", "content")
+_CALL_BEGIN = re.compile(r"\s*(?:\{|\[\s*[\[{\]])")
+_TAGGED_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_TAG_BEFORE_CALL = re.compile(r"[>\]]\s*(?=[{\[])")
+"""The end of a tag with JSON after it."""
+_MOST_TAGS = 32
+"""Ends of tags after which a call is looked for."""
 RESULT_KEYS = ("output", "result", "response", "text")
 """Keys of a tool's message that hold its result where `content` does not."""
 _ROLES_WITH_CONTENT = frozenset({"system", "user", "tool"})
@@ -648,9 +658,22 @@ class ConversationReader:
         extras = {key: extra for key, extra in raw.items() if extra is not None and key not in read_keys}
         called = extras.pop("function_call", None)
         given: list[Json] = [extras.pop("tool_calls", called)] if "tool_calls" in extras or called is not None else []
-        if role == FUNCTION_CALL:
+        is_call = role == FUNCTION_CALL
+        if is_call:
             role, value, given = "assistant", "", [value, *given]
         speaks = role in self._speakers
+        for text in [call for call in given if type(call) is str]:
+            before, calls_alone = part_from_calls(text)
+            given = [one for call in given for one in (calls_alone if call is text else [call])]
+            if before and (value is None or type(value) is str):
+                value = REASONING_SEPARATOR.join(filter(None, (value, before)))
+            elif before:
+                raise RejectError("bad_tool_call", "text before a call, beside content that is no text")
+        if speaks and type(refusal := extras.get(REFUSAL_KEY)) is str:
+            del extras[REFUSAL_KEY]
+            if refusal and not refusal.isspace():
+                value = _take_refusal(value, refusal)
+                tally.note("refusal_as_answer")
         if role == "tool" and (value is None or value == ""):
             name, value = find_first_column(extras, RESULT_KEYS)
             extras.pop(name, None)
@@ -667,14 +690,20 @@ class ConversationReader:
             content = content if has_types else to_json(content)
         if type(content) is not str:
             content, reasoning, in_parts = read_parts(content, speaks=speaks)
+            tally.note("redacted_reasoning", sum(not thought for thought in reasoning))
             given = [*in_parts, *given]
-        if role == self._think_role:
+        is_analysis = speaks and extras.get("channel") == "analysis" and not given
+        if role == self._think_role or is_analysis:
             if self._drops:
                 tally.dropped_thoughts += 1
-            elif content.strip():
-                tally.thoughts.append(content)
+            else:
+                tally.thoughts += [thought for thought in (*reasoning, content) if thought.strip()]
             return None
         calls = read_calls(given, self._tools.arguments) if given else NO_CALLS
+        if is_call and content and not calls.calls:
+            raise RejectError("bad_tool_call", "a turn of calls with text, and without a call")
+        if speaks:
+            extras = join_reasoning_parts(extras, self._reasoning_keys)
         if not self._flags.isdisjoint(extras):
             extras = {**remove_keys(extras, names), **read_flags(extras, names, self._loss)}
         if type(extras.get(REASONING_KEY, "")) is not str:
@@ -702,8 +731,6 @@ class ConversationReader:
     ) -> Message:
         """Finish a message of the model: join its reasoning, and reject it if it is empty."""
         tally = self._tally
-        if DETAILS_KEY in extras:
-            extras = join_reasoning_details(extras)
         text, extras, moved, others = move_reasoning_keys(extras, self._reasoning_keys)
         tally.moved += moved
         tally.note("extra_reasoning_key", others)
@@ -784,6 +811,33 @@ class ConversationReader:
             elif role is None or role == (self._think_role if asked else "system"):
                 out.append(message)
         return out
+
+
+def part_from_calls(text: str) -> tuple[str, list[Json]]:
+    """Return the text before the calls of a turn, such as reasoning in tags, and the text of its calls.
+
+    <think>look it up</think>{"name": …}
+    <think>…</think>I look it up.<tool_call>{"name": …}</tool_call>
+    """
+    if _CALL_BEGIN.match(text):
+        return "", [text]
+    begin = text.find("<tool_call>")
+    if begin >= 0 and not _TAGGED_CALL.sub("", text[begin:]).strip():
+        return text[:begin].strip(), _TAGGED_CALL.findall(text, begin)
+    for tag in islice(_TAG_BEFORE_CALL.finditer(text), _MOST_TAGS):
+        with suppress(ValueError):
+            from_json(text[tag.end() :])
+            return text[: tag.end()].strip(), [text[tag.end() :]]
+    return "", [text]
+
+
+def _take_refusal(content: Json, refusal: str) -> Json:
+    """Return the answer of a message with a refusal, which stands in the place of the content."""
+    if not content or (type(content) is str and (content.isspace() or content.strip() == refusal.strip())):
+        return refusal
+    raise RejectError(
+        "bad_messages", "a message has a refusal and other content; expected one answer; delete the one that is not it"
+    )
 
 
 def _list_unread_content(role: str, extras: Message) -> list[str]:

@@ -29,6 +29,7 @@ from pydantic import Field
 from rowmill.conversation.options import MAX_WEIGHT, MIN_WEIGHT, Loss
 from rowmill.core.config import Config, describe_type
 from rowmill.core.json import Json, from_json, from_json_without_repeats
+from rowmill.kinds.shared.reasoning import REASONING_PARTS, read_thoughts
 from rowmill.schema.rows import Message, Rejected
 
 
@@ -134,7 +135,7 @@ _ENDINGS = ("<|endoftext|>", "<|im_end|>", "</s>", "<|end|>")
 """Texts of control tokens at the end of a turn, which the chat template writes itself."""
 
 _CALL = re.compile(
-    r"""<functioncall>\s*\{\s*"name":\s*"(?P<name>[^"]+)"\s*(?:,\s*"arguments":\s*(?:'(?P<quoted>.*)'|(?P<plain>\{.*\}))\s*)?\}""",
+    r"""(?P<before><(?P<tag>\w+)>.*</(?P=tag)>\s*)?<functioncall>\s*\{\s*"name":\s*"(?P<name>[^"]+)"\s*(?:,\s*"arguments":\s*(?:'(?P<quoted>.*)'|(?P<plain>\{.*\}))\s*)?\}""",
     re.DOTALL,
 )
 
@@ -184,7 +185,8 @@ def _make_message(role: str, said: str) -> dict[str, Json]:
     text = said.strip()
     for ending in _ENDINGS:
         text = text.removesuffix(ending).rstrip()
-    call = _CALL.fullmatch(text) if role == "assistant" and text.startswith("<functioncall>") else None
+    may_call = role == "assistant" and text.startswith("<") and "<functioncall>" in text
+    call = _CALL.fullmatch(text) if may_call else None
     if call is None:
         return {"role": role, "content": text}
     given = call["quoted"] or call["plain"]
@@ -194,21 +196,27 @@ def _make_message(role: str, said: str) -> dict[str, Json]:
         return {"role": role, "content": text}
     if not is_mapping(arguments):
         return {"role": role, "content": text}
-    return {"role": role, "content": "", "tool_calls": [{"name": call["name"], "arguments": arguments}]}
+    # Tagged text before a call is reasoning, which the reader of the message finds.
+    content = (call["before"] or "").strip()
+    return {"role": role, "content": content, "tool_calls": [{"name": call["name"], "arguments": arguments}]}
 
 
 # ── One message ────────────────────────────────────────────────────────────────────────────────────
 
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
-REASONING_PARTS = frozenset({"reasoning", "thinking"})
 CALL_PARTS = frozenset({"tool_call", "tool_use"})
+REFUSAL_KEY = "refusal"
+"""OpenAI's key of a message, and type of a part, that is the answer in the place of `content`."""
 MEDIA_PARTS = tuple("image audio video file document input_image input_audio input_video input_file".split())
 FORBIDDEN_KWARGS = frozenset({"messages", "tools", "tokenize", "chat_template"})
 
 
 def read_parts(content: Json, *, speaks: bool) -> tuple[str, list[str], list[Json]]:
-    """Return the text, reasoning and calls of typed parts; the latter two are allowed only if the model `speaks`."""
+    """Return the text, reasoning and calls of typed parts; the latter two are allowed only if the model `speaks`.
+
+    Reasoning that is redacted is a blank piece.
+    """
     if not is_list(content):
         raise RejectError("content_not_text", f"content is {describe_type(content)}, expected text or a list of parts")
     texts: list[str] = []
@@ -220,16 +228,21 @@ def read_parts(content: Json, *, speaks: bool) -> tuple[str, list[str], list[Jso
         kind = part.get("type")
         if kind is not None and type(kind) is not str:
             raise RejectError("unknown_content_part", f"a part's type is {describe_type(kind)}")
-        if kind is None or kind in TEXT_PARTS:
+        if speaks and (kind in REASONING_PARTS or part.get("thought") is True):
+            thoughts = read_thoughts(part)
+            if thoughts is None:
+                raise RejectError("unknown_content_part", f"a {kind} part without text")
+            reasoning += thoughts or [""]
+        elif kind is None or kind in TEXT_PARTS:
             text = _get_part_text(part, ("text", "value"))
             if text is None:
                 raise RejectError("unknown_content_part", "a text part without text")
             texts.append(text)
-        elif speaks and kind in REASONING_PARTS:
-            text = _get_part_text(part, (kind, "text", "value", "content"))
+        elif speaks and kind == REFUSAL_KEY:
+            text = _get_part_text(part, (REFUSAL_KEY, "text"))
             if text is None:
-                raise RejectError("unknown_content_part", f"a {kind} part without text")
-            reasoning.append(text)
+                raise RejectError("unknown_content_part", "a refusal without text")
+            texts.append(text)
         elif speaks and kind in CALL_PARTS:
             calls.append(part["value"] if part.get("value") is not None else part)
         elif kind.startswith(MEDIA_PARTS):

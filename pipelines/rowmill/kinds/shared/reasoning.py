@@ -1,6 +1,8 @@
 r"""Moves reasoning to `reasoning_content`, from other keys, tags, typed parts or separate messages.
 
     "pre <think>r1</think> mid <think>r2</think> end"   →   content "pre mid end", reasoning "r1\n\nr2"
+    {"type": "thinking", "thinking": [{"type": "text", "text": "r"}]}   →   reasoning "r"
+    {"role": "assistant", "channel": "analysis", "content": "r"}        →   reasoning "r" of the next message
 
 `think_mode: inline` keeps reasoning separate in the row, so that truncation can still shorten it.
 `inline_reasoning` moves it into the content just before rendering.
@@ -27,9 +29,12 @@ class Reasoning(Config):
     """How reasoning is found, and how much of it is kept."""
 
     reasoning_keys: list[str] = Field(
-        default=["reasoning", "reasoning_content", "thinking", "reason", "reasoning_details"]
+        default=[
+            *("reasoning", "reasoning_content", "thinking", "reason", "reasoning_details", "thinking_blocks"),
+            *("think", "thought"),
+        ]
     )
-    """Keys of a message that may hold reasoning; the first that is not blank is used."""
+    """Keys of a message that may hold reasoning, as text or as a list of parts; the first that is not blank is used."""
     extract_think_tags: bool = True
     """Whether tagged reasoning is extracted from an assistant's content."""
     think_tags: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(default=[["<think>", "</think>"]])
@@ -214,19 +219,55 @@ def _skip_fence(content: str, start: int) -> int:
     return len(content) if closing is None else closing.end()
 
 
-DETAILS_KEY = "reasoning_details"
-"""OpenRouter's key: a list of objects with the text of the reasoning, or a summary of it."""
+_APART = frozenset("reasoning reasoning_content reasoning_text thinking think thought summary_text".split())
+"""Types of parts each of which is a piece of reasoning of its own; others are joined without a separator."""
+
+REASONING_PARTS = frozenset({*_APART, "redacted_thinking", "redacted_reasoning"})
+"""Types of parts that hold reasoning; a redacted one holds none that can be read."""
+
+_THOUGHT_KEYS = (
+    *("thinking", "reasoning", "reasoning_content", "think", "thought", "text", "value", "content", "summary"),
+)
+"""Keys of a part's reasoning, as Anthropic, Mistral, OpenAI and OpenRouter write them."""
+
+_SEALED_KEYS = ("data", "encrypted_content", "signature")
+"""Keys of a part whose reasoning is encrypted, or left out by the provider."""
 
 
-def join_reasoning_details(extras: Message) -> Message:
-    """Return the extras with the text of `reasoning_details` as their reasoning, if no other key holds it."""
-    details = extras.get(DETAILS_KEY)
-    if not isinstance(details, list):
-        return extras
-    texts = [one.get("text") or one.get("summary") for one in details if isinstance(one, dict)]
-    text = "".join(one for one in texts if isinstance(one, str))
-    rest = remove_keys(extras, [DETAILS_KEY])
-    return rest if not text or any(extras.get(key) == text for key in rest) else {DETAILS_KEY: text, **rest}
+def read_thoughts(value: Json) -> list[str] | None:
+    """Return the pieces of reasoning in a text, a part, or a list of either; None if it is something else.
+
+    Encrypted reasoning is none.
+    """
+    if type(value) is str:
+        return [value]
+    if type(value) is dict:
+        held = [inner for key in _THOUGHT_KEYS if type(inner := value.get(key)) in (str, list, dict)]
+        found = next((inner for inner in held if inner), None)
+        if found is not None:
+            return read_thoughts(found)
+        return [] if held or any(type(value.get(key)) is str for key in _SEALED_KEYS) else None
+    if type(value) is not list:
+        return None
+    texts: list[str] = []
+    for piece in map(read_thoughts, value):
+        if piece is None:
+            return None
+        texts += piece
+    is_apart = any(type(one) is dict and one.get("type") in _APART for one in value)
+    return texts if is_apart or not texts else ["".join(texts)]
+
+
+def join_reasoning_parts(extras: Message, keys: Iterable[str]) -> Message:
+    """Return the extras with reasoning that is a list or a mapping as its text, if no other key holds the same text."""
+    for key in keys:
+        value = extras.get(key)
+        if type(value) is str or value is None or (texts := read_thoughts(value)) is None:
+            continue
+        text = join_reasoning(texts)
+        rest = remove_keys(extras, [key])
+        extras = rest if not text or text in rest.values() else {key: text, **rest}
+    return extras
 
 
 def move_reasoning_keys(extras: Message, keys: Sequence[str]) -> tuple[str, Message, int, int]:

@@ -240,8 +240,9 @@ CHECKS: tuple[Check, ...] = (
         "set template.template_now to the date that the model should assume", applies_to="chat templates"),
     Check("control_strings", (TOKENIZED_EXAMPLES,), "at_most", 0.05, "warn",
         "share of rows whose text contains strings of control tokens",
-        "read the table control_strings; template.control_tokens: as_text keeps them as text, reject rejects the rows",
-        applies_to="chat templates, and records",
+        "read the table control_strings; template.control_tokens: as_text keeps them as text, allow makes control "
+        "tokens of them, for data that means its <|endoftext|>, and reject rejects the rows",
+        applies_to="texts and records",
         of_kinds={"record": "nothing is lost: such strings are escaped and never become control tokens; raise gates."
         "control_strings to accept their number"}, is_share=True),
     Check("text_roundtrip", (TOKENIZED_EXAMPLES,), "at_most", 0.01, "warn",

@@ -79,8 +79,9 @@ class Template(Config):
     """Where loss spans come from; auto: `{% generation %}` blocks if the template has them, else the learned text of
     turns; generation: from blocks only, and a template without them is an error."""
     control_tokens: Literal["as_text", "allow", "reject"] = "as_text"
-    """How to encode control-token strings inside a row's text: as ordinary text, as control tokens, or reject the
-    row."""
+    """How to encode control-token strings inside a row's text, with or without a template: as ordinary text, as control
+    tokens (for data that means its `<|endoftext|>` inside a text), or reject the row. A BOS that begins a plain text
+    and an EOS that ends it are not inside it: they are that token, once."""
     on_dropped: dict[DroppedKind, Literal["count", "untrain", "reject"]] = Field(
         default_factory=dict[DroppedKind, Literal["count", "untrain", "reject"]]
     )

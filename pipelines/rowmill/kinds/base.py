@@ -45,6 +45,9 @@ OPTION_GROUPS: dict[str, type[Config]] = {
 
 ALL_GROUPS = frozenset(OPTION_GROUPS)
 
+NOT_READ_OF_PLAIN_TEXT = frozenset(Template.model_fields) - {"control_tokens"}
+"""Options of the group `template` that a kind without a chat template does not read."""
+
 PAIR_SIDES = frozenset({"prompt", "response"})
 """The names that `loss.mask` uses for pairs; for conversations it uses roles."""
 
@@ -216,6 +219,10 @@ class DatasetKind(Config):
 
     def uses_template(self) -> bool:
         """Return whether a chat template renders its rows."""
+        return "template" in self.GROUPS and "chat_template" not in self.FIELDS_NOT_READ.get("template", ())
+
+    def has_control_strings(self) -> bool:
+        """Return whether its rows have texts, in which strings of control tokens may occur."""
         return "template" in self.GROUPS
 
     def get_token_options(self) -> TokenOptions:

@@ -11,6 +11,7 @@ from rowmill.core.config import describe_type
 from rowmill.core.json import Json
 from rowmill.kinds.base import (
     ALL_GROUPS,
+    NOT_READ_OF_PLAIN_TEXT,
     PAIR_SIDES,
     DatasetKind,
     DatasetOptions,
@@ -39,10 +40,11 @@ class Supervised(DatasetKind):
 
     PRECEDENCE: ClassVar[int] = 50
     ROW_KIND: ClassVar[RowKind] = "pair"
-    GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"reasoning", "tools", "template"}
+    GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"reasoning", "tools"}
     FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {
         "filters": frozenset({"min_chars", "max_chars"}),
         "loss": frozenset({"supervise", "think_loss", "lead", "end_of_turn", "trailing", "finish", "weights"}),
+        "template": NOT_READ_OF_PLAIN_TEXT,
         "truncation": frozenset({"token_cut"}),
     }
     OVERLONG_POLICIES: ClassVar[tuple[OverlongPolicy, ...]] = ("truncate", "drop", "raise", "keep")

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from rowmill.conversation.template_engines import list_answer_marks
-from rowmill.kinds.base import ALL_GROUPS, DatasetKind, DatasetOptions
+from rowmill.kinds.base import ALL_GROUPS, NOT_READ_OF_PLAIN_TEXT, DatasetKind, DatasetOptions
 from rowmill.kinds.shared.canonicalization import RecordReader
 from rowmill.kinds.shared.conversation_rows import make_document_reader
 from rowmill.kinds.shared.messages import SPEAKERS
@@ -35,8 +35,11 @@ class Text(DatasetKind):
 
     PRECEDENCE: ClassVar[int] = 70
     ROW_KIND: ClassVar[RowKind] = "text"
-    GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"reasoning", "tools", "template", "loss"}
-    FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {"truncation": frozenset({"truncate_side", "token_cut"})}
+    GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"reasoning", "tools", "loss"}
+    FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {
+        "template": NOT_READ_OF_PLAIN_TEXT,
+        "truncation": frozenset({"truncate_side", "token_cut"}),
+    }
     ALIASES: ClassVar[Mapping[str, str]] = {"enforce_eos": "add_eos"}
 
     kind: Literal["text"] = "text"

@@ -1,12 +1,18 @@
-"""Keep control-token strings in the data from becoming control tokens.
+r"""Keep control-token strings in the data from becoming control tokens.
 
 as_text     ["a", "<", "|", "im", "_end", "|", ">", "b"]   the string came from the data
+
+A text without a template may bring its own BOS and EOS: these are its edges, not its content, and become the token
+under every policy, once.
+
+    "<s>Hi</s></s>\n"   ─►   "<s>Hi</s>"   ─►   BOS Hi EOS
 """
 
 import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import cast
 
@@ -19,6 +25,9 @@ from rowmill.core.arrays import Bools
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, iterate_strings
 from rowmill.tokenization.tokenizer import EncodedTexts, TokenizerCard, compute_byte_positions
+
+Ranges = list[tuple[int, int]]
+"""Ranges of characters, ascending."""
 
 
 class ControlStrings:
@@ -58,6 +67,14 @@ class ControlStrings:
                 found |= hits.fill_null(fill_value=False).to_numpy(zero_copy_only=False)
         return found
 
+    def find_ranges(self, texts: Sequence[str]) -> "dict[int, Ranges]":
+        """Return the character ranges of the strings in texts, by the place of each text that has some."""
+        if self._find is None or not texts:
+            return {}
+        hits = pc.match_substring_regex(pa.array(texts, pa.large_string()), self._find.pattern)
+        places = np.flatnonzero(hits.to_numpy(zero_copy_only=False)).tolist()
+        return {place: [match.span() for match in self._find.finditer(texts[place])] for place in places}
+
     def hide(self, value: Json, row_json: str) -> "tuple[Json, dict[str, str]]":
         """Replace control strings in every string of a JSON value by placeholders of equal length.
 
@@ -80,7 +97,33 @@ class ControlStrings:
         return hidden, {placeholder: text for text, placeholder in placeholders.items()}
 
 
-def restore_control_strings(text: str, placeholders: dict[str, str]) -> tuple[str, list[tuple[int, int]]]:
+@dataclass(frozen=True, slots=True)
+class EdgeStrings:
+    """The strings that begin and end a text without being its content; empty for an edge that has none."""
+
+    begin: str = ""
+    end: str = ""
+
+    def cut_repeats(self, text: str) -> str:
+        """Return the text with each of its edges once, and without white space behind the end."""
+        if self.end and (body := text.rstrip()).endswith(self.end):
+            while (shorter := body.removesuffix(self.end).rstrip()).endswith(self.end):
+                body = shorter
+            text = body
+        while self.begin and text.startswith(2 * self.begin):
+            text = text.removeprefix(self.begin)
+        return text
+
+    def exclude(self, text: str, ranges: Ranges) -> Ranges:
+        """Return the ranges that are not an edge of the text."""
+        if self.begin and text.startswith(self.begin):
+            ranges = [one for one in ranges if one != (0, len(self.begin))]
+        if self.end and text.endswith(self.end):
+            ranges = [one for one in ranges if one != (len(text) - len(self.end), len(text))]
+        return ranges
+
+
+def restore_control_strings(text: str, placeholders: dict[str, str]) -> tuple[str, Ranges]:
     """Restore control strings; return the text and the character ranges that must stay ordinary text."""
     if not placeholders:
         return text, []

@@ -419,32 +419,29 @@ def encode_and_compare(
     return encoder.without_fast_path().encode(texts, continuation=continuation)
 
 
-def encode_masked_texts(
+def encode_texts(
     encoder: Encoder,
-    masked: Sequence[MaskedConversation],
+    texts: Sequence[str],
     ordinary: Sequence[Sequence[tuple[int, int]]],
     counts: TokenizationCounts,
     *,
-    split: bool,
+    cuts: Sequence[Sequence[int]] | None = None,
+    continuation: bool = False,
 ) -> EncodedTexts:
-    """Encode masked texts in one batch and compare a sample with the reference.
+    """Encode texts in one batch and compare a sample with the reference.
 
-    `ordinary[i]` are the ranges of text i that must not become control tokens. With `split` a text is cut where
-    training begins, and the pieces are encoded separately, so that a prompt has the same ids as alone.
+    `ordinary[i]` are the ranges of text i that must not become control tokens. A text is cut before the characters
+    `cuts[i]`, and the pieces are encoded separately.
     """
-    texts = [one.text for one in masked]
-    if not split and not any(ordinary):
-        return encode_and_compare(encoder, texts, counts)
-    return encoder.encode_pieces(
-        texts,
-        ordinary,
-        # Where training begins after untrained text.
-        [
-            sorted({s.start for s in one.trained} - {0, *(s.end for s in one.trained)}) if split else []
-            for one in masked
-        ],
-        encode=partial(encode_and_compare, encoder, counts=counts),
-    )
+    if cuts is None and not any(ordinary):
+        return encode_and_compare(encoder, texts, counts, continuation=continuation)
+    encode = partial(encode_and_compare, encoder, counts=counts)
+    return encoder.encode_pieces(texts, ordinary, cuts, continuation=continuation, encode=encode)
+
+
+def list_training_starts(masked: Sequence[MaskedConversation]) -> list[list[int]]:
+    """Return the characters of each text at which training begins after untrained text."""
+    return [sorted({s.start for s in one.trained} - {0, *(s.end for s in one.trained)}) for one in masked]
 
 
 def make_examples(
@@ -455,8 +452,13 @@ def make_examples(
     *,
     split: bool = False,
 ) -> "list[Example | Rejected]":
-    """Encode masked texts in one batch and find the tokens of their spans; arguments of `encode_masked_texts`."""
-    encoded = encode_masked_texts(encoder, masked, ordinary, counts, split=split)
+    """Encode masked texts in one batch and find the tokens of their spans.
+
+    `ordinary[i]` are the ranges of text i that must not become control tokens. With `split` a text is cut where
+    training begins, so that a prompt has the same ids as alone.
+    """
+    texts, cuts = [one.text for one in masked], list_training_starts(masked) if split else None
+    encoded = encode_texts(encoder, texts, ordinary, counts, cuts=cuts)
     batch = make_batch(encoded, *flatten_masks(masked))
     counts.boundary_tokens += batch.boundary_tokens
     made: list[Example | Rejected] = []

@@ -516,9 +516,10 @@ class Encoder:
         ordinary: Sequence[Sequence[tuple[int, int]]],
         cuts: Sequence[Sequence[int]] | None = None,
         *,
+        continuation: bool = False,
         encode: Callable[..., EncodedTexts] | None = None,
     ) -> EncodedTexts:
-        """Encode texts in pieces.
+        """Encode texts in pieces; a `continuation` of other texts without the tokenizer's leading space.
 
         The character ranges `ordinary[i]` of text i, which must not become control tokens, are encoded each by itself,
         and so is what is between them, cut before the characters `cuts[i]`; that by `encode`, if it is given, which
@@ -531,10 +532,10 @@ class Encoder:
         ]
         between = ["" if piece.is_ordinary else piece.text for piece in pieces]
         encode = encode or self.encode
-        encoded = encode(between)
+        encoded = encode(between, continuation=continuation)
         later = [i for i, piece in enumerate(pieces) if piece.start and not piece.is_ordinary]
         # Only then may a text have other ids than the same text as continuation text.
-        if later and (self._fast is None or not self.card.byte_level):
+        if later and not continuation and (self._fast is None or not self.card.byte_level):
             again = encode([between[i] for i in later], continuation=True)
             encoded = replace_texts(encoded, np.array(later, np.int64), again, counted=False)
         apart = [i for i, piece in enumerate(pieces) if piece.is_ordinary]

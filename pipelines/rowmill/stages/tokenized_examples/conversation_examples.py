@@ -647,7 +647,7 @@ class PreferenceExampleBuilder(ConversationExampleBuilder):
         examples: Sequence[Example | Rejected],
         counts: TokenizationCounts,
     ) -> RowOutcome:
-        row, parts = candidates[0].conversation, _require_all(examples)
+        row, parts = candidates[0].conversation, require_all(examples)
         assert isinstance(row, PreferenceConversation)
         if isinstance(parts, Rejected):
             return parts
@@ -668,7 +668,7 @@ class PreferenceExampleBuilder(ConversationExampleBuilder):
             rendered = self._render(joined, candidates[0].placeholders, counts)
             if isinstance(rendered, Rejected):
                 return rendered
-            return _require_all(self._steps.encode_masked([(one.masked, one.ordinary) for one in rendered], counts))
+            return require_all(self._steps.encode_masked([(one.masked, one.ordinary) for one in rendered], counts))
 
         def measure(messages: Sequence[Message], tools: object) -> int | None:
             del tools
@@ -707,7 +707,8 @@ def _join_side(
     return joined, frozenset(range(len(prompt), len(joined.messages)))
 
 
-def _require_all(parts: Sequence[Example | Rejected]) -> list[Example] | Rejected:
+def require_all(parts: Sequence[Example | Rejected]) -> list[Example] | Rejected:
+    """Return the examples of all parts of a row, or the first reject."""
     examples = [part for part in parts if not isinstance(part, Rejected)]
     return examples if len(examples) == len(parts) else next(part for part in parts if isinstance(part, Rejected))
 

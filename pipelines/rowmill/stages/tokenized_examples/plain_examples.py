@@ -6,6 +6,7 @@ preference  prompt "The sea is"  chosen " calm."  rejected " loud."   ─► ids
 """
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -30,13 +31,10 @@ from rowmill.stages.tokenized_examples.conversation_examples import (
     RowOutcome,
     finish_sides,
     reject_for_length,
+    require_all,
 )
-from rowmill.tokenization.encoded_batch import (
-    TEMPLATE_KIND,
-    Example,
-    TokenizationCounts,
-    encode_and_compare,
-)
+from rowmill.tokenization.control_tokens import ControlStrings, EdgeStrings, Ranges, contains_added_token
+from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example, TokenizationCounts, encode_texts
 from rowmill.tokenization.token_truncation import (
     TokenColumn,
     concat_token_columns,
@@ -51,19 +49,42 @@ from rowmill.tokenization.tokenizer import EncodedTexts, Encoder
 
 
 @dataclass(frozen=True, slots=True)
+class _ControlledTexts:
+    """Texts of a batch whose control strings were treated: by place, ranges that stay ordinary text, and rejects.
+
+    `controlled` are the rows with such strings that are not rejected.
+    """
+
+    texts: Sequence[str]
+    ordinary: Mapping[int, Ranges]
+    rejected: Mapping[int, Rejected]
+    controlled: AbstractSet[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _EncodedTexts:
+    """Encoded texts of a batch as a column of tokens, and by its place the reject of each that cannot be encoded."""
+
+    tokens: EncodedTexts
+    rejected: Mapping[int, Rejected]
+
+
 class PlainTextExampleBuilder:
     """Builds the examples of a dataset's pairs and documents."""
 
-    encoder: Encoder
-    dataset: Dataset
-    limit: LengthLimit
+    def __init__(self, encoder: Encoder, dataset: Dataset, limit: LengthLimit) -> None:
+        """Find the tokenizer's control strings; a text without a template may begin with BOS and end with EOS."""
+        self.encoder = encoder
+        self.dataset = dataset
+        self.limit = limit
+        card = encoder.card
+        self._control = ControlStrings(card, "")
+        self._policy = dataset.template.control_tokens
+        self._begin, self._end = card.token(card.bos_id) or "", card.token(card.eos_id) or ""
 
     def build_pairs(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build one example of each row's input and output."""
         texts, outputs = (rows.column(name).to_pylist() for name in ("text", "output"))
-        separator = self.dataset.format.get_token_options().separate_with
-        joint = separator if isinstance(separator, str) else ""
-        inputs = [text + joint for text in texts]
         loss = self.dataset.loss
         trains = (
             loss.mask.get("prompt", loss.mask_default) == "train",
@@ -73,73 +94,167 @@ class PlainTextExampleBuilder:
             trains = True, True
         elif not loss.mask and loss.mask_default == "mask":
             trains = False, True
-        columns, sizes = self._make_pair_columns(inputs, outputs, counts, trains=trains)
-        first = 1 if columns[0].kind == TEMPLATE_KIND else 0
+        separator = self.dataset.format.get_token_options().separate_with
+        joint = separator if isinstance(separator, str) else ""
+        columns, sizes, rejected = self._make_pair_columns(
+            texts, outputs, range(len(texts)), counts, trains=trains, joint=joint
+        )
+        has_bos = columns[0].kind == TEMPLATE_KIND
         limit, side = self.limit.tokens, self.limit.options.truncate_side
         return [
-            self.limit.apply_policy(one, "pair", counts) or [cut_pair(one, limit, side, int(size), first)]
-            for one, size in zip(concat_token_columns(columns), sizes, strict=True)
+            rejected.get(place)
+            or self.limit.apply_policy(one, "pair", counts)
+            or [cut_pair(one, limit, side, int(size), int(has_bos))]
+            for place, (one, size) in enumerate(zip(concat_token_columns(columns), sizes, strict=True))
         ]
 
-    def encode_pairs(
-        self, inputs: Sequence[str], outputs: Sequence[str], counts: TokenizationCounts, *, trains: tuple[bool, bool]
-    ) -> list[Example]:
-        """Return the example of each input with its output, of any length; `trains` says which of them is trained."""
-        if not inputs:
+    def encode_sides(
+        self, prompts: Sequence[str], answers: Sequence[str], rows: Sequence[int], counts: TokenizationCounts
+    ) -> list[Example | Rejected]:
+        """Return the example of each prompt with an answer, of any length; `rows[i]` is the row of answer i."""
+        if not prompts:
             return []
-        return list(concat_token_columns(self._make_pair_columns(inputs, outputs, counts, trains=trains)[0]))
+        columns, _, rejected = self._make_pair_columns(prompts, answers, rows, counts, trains=(False, True))
+        return [rejected.get(place) or one for place, one in enumerate(concat_token_columns(columns))]
 
     def _make_pair_columns(
-        self, inputs: Sequence[str], outputs: Sequence[str], counts: TokenizationCounts, *, trains: tuple[bool, bool]
-    ) -> tuple[list[TokenColumn], Ints]:
-        """Return the tokens of pairs in columns, and the number of those of each input."""
+        self,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        rows: Sequence[int],
+        counts: TokenizationCounts,
+        *,
+        trains: tuple[bool, bool],
+        joint: str = "",
+    ) -> tuple[list[TokenColumn], Ints, Mapping[int, Rejected]]:
+        """Return the tokens of pairs in columns, the number of those of each input, and the rejects by place.
+
+        `joint` is the text between input and output; a BOS of the input's own is not counted among its tokens, since
+        it is the pair's.
+        """
         card, separator = self.encoder.card, self.dataset.format.get_token_options().separate_with
         prompt, answer = SPAN_KINDS.index("prompt"), SPAN_KINDS.index("assistant")
         trains_input, trains_output = trains
-        given, answers = self._encode_texts(inputs, outputs, counts, trains_output=trains_output)
+        asked = self._find_control(inputs, "prompt", rows, counts, EdgeStrings(begin=self._begin))
+        answered = self._find_control(outputs, "response", rows, counts, EdgeStrings(end=self._end))
+        counts.controlled_rows += len(asked.controlled | answered.controlled)
+        joined = replace(asked, texts=[text + joint for text in asked.texts]) if joint else asked
+        given, answers = self._encode_sides(joined, answered, counts, trains_output=trains_output)
+        bos = self._make_edge_column("add_bos", card.bos_id, card.adds_bos, len(inputs), trains=False)
+        eos = self._make_edge_column("add_eos", card.eos_id, card.eos_id is not None, len(inputs), trains=trains_output)
+        sizes = np.diff(given.tokens.offsets)
+        if bos:
+            bos = [omit_existing_token(bos[0], given.tokens, 0)]
+            sizes = sizes - (np.diff(bos[0].offsets) == 0)
+        if eos:
+            eos = [omit_existing_token(eos[0], answers.tokens, -1)]
+        between = (
+            [make_constant_column(separator, len(inputs), kind=prompt, trains=trains_input)]
+            if isinstance(separator, int)
+            else []
+        )
         columns = [
-            *self._make_edge_column("add_bos", card.bos_id, card.adds_bos, len(inputs), trains=False),
-            TokenColumn(given.ids, given.offsets, prompt, trains_input),
+            *bos,
+            TokenColumn(given.tokens.ids, given.tokens.offsets, prompt, trains_input),
+            *between,
+            TokenColumn(answers.tokens.ids, answers.tokens.offsets, answer, trains_output),
+            *eos,
         ]
-        if isinstance(separator, int):
-            columns.append(make_constant_column(separator, len(inputs), kind=prompt, trains=trains_input))
-        columns.append(TokenColumn(answers.ids, answers.offsets, answer, trains_output))
-        has_eos = card.eos_id is not None
-        columns += self._make_edge_column("add_eos", card.eos_id, has_eos, len(inputs), trains=trains_output)
-        return columns, np.diff(given.offsets)
+        return columns, sizes, {**given.rejected, **answers.rejected}
 
-    def _encode_texts(
-        self, inputs: Sequence[str], outputs: Sequence[str], counts: TokenizationCounts, *, trains_output: bool
-    ) -> tuple[EncodedTexts, EncodedTexts]:
+    def _encode_sides(
+        self, given: _ControlledTexts, answers: _ControlledTexts, counts: TokenizationCounts, *, trains_output: bool
+    ) -> tuple[_EncodedTexts, _EncodedTexts]:
         """Encode inputs and outputs: apart, or as one text cut between them."""
         if self.dataset.loss.boundary != "whole":
-            given = encode_and_compare(self.encoder, inputs, counts)
-            return given, encode_and_compare(self.encoder, outputs, counts, continuation=True)
-        encoded = encode_and_compare(self.encoder, [a + b for a, b in zip(inputs, outputs, strict=True)], counts)
-        edges = np.array([len(text.encode()) for text in inputs], np.int64)
-        given, answers, across = split_at_byte(encoded, edges, boundary_tokens_first=trains_output)
+            return self._encode(given, counts), self._encode(answers, counts, continuation=True)
+        texts = [a + b for a, b in zip(given.texts, answers.texts, strict=True)]
+        ranges = {place: [*own] for place, own in given.ordinary.items()}
+        for place, own in answers.ordinary.items():
+            shift = len(given.texts[place])
+            ranges.setdefault(place, []).extend((start + shift, end + shift) for start, end in own)
+        if self._policy != "allow":
+            # A string of which each side has a piece was in neither text.
+            for place, own in self._control.find_ranges(texts).items():
+                edge = len(given.texts[place])
+                across = [one for one in own if one[0] < edge < one[1]]
+                ranges[place] = sorted([*ranges.get(place, []), *across])
+        whole = self._encode(_ControlledTexts(texts, ranges, {**given.rejected, **answers.rejected}), counts)
+        edges = np.array([len(text.encode()) for text in given.texts], np.int64)
+        first, second, across = split_at_byte(whole.tokens, edges, boundary_tokens_first=trains_output)
         counts.boundary_tokens += across
-        return given, answers
+        return _EncodedTexts(first, whole.rejected), _EncodedTexts(second, {})
 
     def build_documents(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build the examples of each row's text: one, or a window each if it is too long and split."""
         card, texts = self.encoder.card, rows.column("text").to_pylist()
-        encoded = encode_and_compare(self.encoder, texts, counts)
+        edges = EdgeStrings(self._begin, self._end)
+        found = self._find_control(texts, "text", range(len(texts)), counts, edges)
+        counts.controlled_rows += len(found.controlled)
+        encoded = self._encode(found, counts)
+        tokens, rejected = encoded.tokens, encoded.rejected
+        bos = self._make_edge_column("add_bos", card.bos_id, card.bos_id is not None, len(texts), trains=False)
+        eos = self._make_edge_column("add_eos", card.eos_id, card.eos_id is not None, len(texts), trains=True)
         columns = [
-            *self._make_edge_column("add_bos", card.bos_id, card.bos_id is not None, len(texts), trains=False),
-            TokenColumn(encoded.ids, encoded.offsets, SPAN_KINDS.index("record"), trains=True),
-            *self._make_edge_column("add_eos", card.eos_id, card.eos_id is not None, len(texts), trains=True),
+            *(omit_existing_token(one, tokens, 0) for one in bos),
+            TokenColumn(tokens.ids, tokens.offsets, SPAN_KINDS.index("record"), trains=True),
+            *(omit_existing_token(one, tokens, -1) for one in eos),
         ]
-        if columns[0].kind == TEMPLATE_KIND:
-            columns[0] = omit_existing_token(columns[0], encoded, 0)
-        if columns[-1].kind == TEMPLATE_KIND:
-            columns[-1] = omit_existing_token(columns[-1], encoded, -1)
         limit, splits = self.limit.tokens, self.limit.get_policy("text") == "split"
         return [
-            self.limit.apply_policy(one, "text", counts)
+            rejected.get(place)
+            or self.limit.apply_policy(one, "text", counts)
             or (split_into_windows(one, limit) if splits else [one.cut(0, limit)])
-            for one in concat_token_columns(columns)
+            for place, one in enumerate(concat_token_columns(columns))
         ]
+
+    def _find_control(
+        self,
+        texts: Sequence[str],
+        name: str,
+        rows: Sequence[int],
+        counts: TokenizationCounts,
+        edges: EdgeStrings,
+    ) -> _ControlledTexts:
+        """Find the control strings of texts, treat them as the recipe says, and count them under a name.
+
+        `rows[i]` is the row of text i. A text that a row has several times, one after another, is counted once.
+        """
+        found = self._control.find_ranges(texts)
+        if not found:
+            return _ControlledTexts(texts, {}, {})
+        changed, ordinary, rejected = list(texts), dict[int, Ranges](), dict[int, Rejected]()
+        controlled = set[int]()
+        for place in found:
+            text = changed[place] = edges.cut_repeats(texts[place])
+            ranges = found[place] if text is texts[place] else self._control.find_ranges([text]).get(0, [])
+            ranges = edges.exclude(text, ranges)
+            if not ranges:
+                continue
+            if self._policy == "reject":
+                rejected[place] = Rejected("control_token_in_content", "the row's text holds a control string")
+                continue
+            if self._policy == "as_text":
+                ordinary[place] = ranges
+            if place and rows[place - 1] == rows[place] and texts[place - 1] == texts[place]:
+                continue
+            controlled.add(rows[place])
+            counts.control_strings.update(f"{name} {text[start:end]}" for start, end in ranges)
+        return _ControlledTexts(changed, ordinary, rejected, controlled)
+
+    def _encode(
+        self, given: _ControlledTexts, counts: TokenizationCounts, *, continuation: bool = False
+    ) -> _EncodedTexts:
+        """Encode texts, with their ordinary ranges as text; a text whose ranges cannot be text is rejected."""
+        ordinary = [given.ordinary.get(place, ()) for place in range(len(given.texts))] if given.ordinary else ()
+        encoded = encode_texts(self.encoder, given.texts, ordinary, counts, continuation=continuation)
+        rejected = dict(given.rejected)
+        for place, ranges in given.ordinary.items():
+            if contains_added_token(self.encoder.card, encoded.get_text(place), given.texts[place], ranges):
+                rejected[place] = Rejected(
+                    "control_token_in_content", "the tokenizer makes a control token of ordinary text"
+                )
+        return _EncodedTexts(encoded, rejected)
 
     def _make_edge_column(
         self, option: Literal["add_bos", "add_eos"], token_id: int | None, by_itself: bool, count: int, *, trains: bool
@@ -305,21 +420,19 @@ class RawPreferenceExampleBuilder:
             for own in zip(*columns, strict=True)
         ]
         encoded = iter(
-            self._texts.encode_pairs(
+            self._texts.encode_sides(
                 [prompt for prompt, own in zip(prompts, answers, strict=True) for _ in own],
                 [answer for own in answers for answer in own.values()],
+                [place for place, own in enumerate(answers) for _ in own],
                 counts,
-                trains=(False, True),
             )
         )
-        return [
-            finish_sides(
-                list(islice(encoded, len(own))),
-                [*own],
-                margin,
-                self._limit,
-                counts,
-                is_paired=self._is_paired,
+        outcomes: list[RowOutcome] = []
+        for own, margin in zip(answers, margins, strict=True):
+            parts = require_all(list(islice(encoded, len(own))))
+            outcomes.append(
+                parts
+                if isinstance(parts, Rejected)
+                else finish_sides(parts, [*own], margin, self._limit, counts, is_paired=self._is_paired)
             )
-            for own, margin in zip(answers, margins, strict=True)
-        ]
+        return outcomes

@@ -45,7 +45,7 @@ from rowmill.tokenization.stored_tokenizers import (
 )
 from rowmill.tokenization.tokenizer import LoadedTokenizer
 
-VERSION = 7
+VERSION = 8
 """Increase it when any row may become another example, or facts change."""
 
 
@@ -227,6 +227,9 @@ def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: s
         dropped_kinds=sum_counts(p.facts["dropped"] for p in parts),
         # A row's text may be encoded several times, until it fits.
         text_roundtrip=compute_share(min(counted["altered"], row_count), row_count) if examples else NOT_APPLICABLE,
+        control_strings=compute_share(sum(int(p.facts["controlled_rows"]) for p in parts), row_count)
+        if dataset.format.has_control_strings()
+        else NOT_APPLICABLE,
         short_documents=_compute_short_share(context.input(CANONICAL_ROWS).parts, parts),
         **_summarize_template(context, parts, spec, reasons, row_count),
         **of_kind,
@@ -302,7 +305,7 @@ _SUMMED_FACTS = ("trained_removed", "dropped_trained", "reference_path_texts", "
 
 
 TEMPLATE_FACTS = ("render_equal", "content_dropped", "reasoning_dropped", "contract", "prompt_match", "date_pinned",
-               "control_strings", "prompt_parity")  # fmt: skip
+               "prompt_parity")  # fmt: skip
 """Facts about how a chat template prints rows; not applicable to data without one."""
 
 
@@ -325,9 +328,9 @@ def _summarize_template(
     }
     if spec is None:
         return dict.fromkeys(TEMPLATE_FACTS, NOT_APPLICABLE) | named
-    compared, controlled, differ, losing = (
+    compared, differ, losing = (
         sum(int(p.facts[name]) for p in parts)
-        for name in ("prompts_compared", "controlled_rows", "prompts_that_differ", "rows_losing_reasoning")
+        for name in ("prompts_compared", "prompts_that_differ", "rows_losing_reasoning")
     )
     is_compared = context.dataset.template.verify_render > 0
     return {
@@ -339,7 +342,6 @@ def _summarize_template(
         "contract": len(found.get("warnings", ())),
         "prompt_match": len(found.get("prompts", ())),
         "date_pinned": int(found.get("dated", False)),
-        "control_strings": compute_share(controlled, rows),
         "prompt_parity": compute_share(differ, compared) if compared else NOT_APPLICABLE,
         **named,
     }

@@ -142,6 +142,28 @@ def test_query_of_damaged_statistics_names_the_file_and_the_remedy(copy: Workspa
     assert len(query_views(copy.project.store, "FROM builds")[1]) > 0
 
 
+# ── files that carry their own digest ──
+SEALED = ("tokenizers/*.json", "mini/**/versions/*.json", "mini/**/manifests/*.json", "mini/**/check_results/*.json",
+          "mini/**/part.json", "mini/chats/packed_shards/pointer.json")  # fmt: skip
+
+
+@pytest.mark.parametrize("files", mark_all_but(SEALED[:1], SEALED))
+def test_changed_file_that_carries_its_digest_is_named_and_made_again(copy: Workspace, files: str) -> None:
+    before = versions(copy.project)
+    spoilt = {str(path.relative_to(copy.store)) for path in copy.store.glob(files)}
+    assert not any(damages(copy.project))
+    for path in spoilt:
+        flip_bit(copy.store / path)
+
+    checked = verify.verify_recipe(copy.project, deep=True)
+    assert {path for one in checked for path in one.damaged} == spoilt
+    told = "cut, or changed since it was written; expected content of the digest that it carries"
+    assert {sentence for one in checked for sentence in one.damage} == {f"{path}: {told}" for path in spoilt}
+    verify.discard_damage(copy.project, checked)
+    assert versions(copy.build().project) == before
+    assert not any(damages(copy.project))
+
+
 # ── files of parts ──
 @pytest.mark.parametrize("spoil", mark_all_but([flip_bit], [flip_bit, cut, empty]))
 def test_a_damaged_file_of_any_stage_leaves_what_a_clean_build_leaves(

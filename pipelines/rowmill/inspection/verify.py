@@ -5,7 +5,7 @@ is collected, not raised, so that one run reports all of it. `discard_damage` re
 built from them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rowmill.build import runner, steps
@@ -13,9 +13,11 @@ from rowmill.build.steps import Project, Step
 from rowmill.checks import expectation_suite
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, IntegrityError
+from rowmill.core.storage import Store
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
 from rowmill.stats.tables import find_damage
+from rowmill.tokenization.stored_tokenizers import COMMIT_FOLDER, TOKENIZER_FOLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,8 @@ class StageVerification:
 
 def verify_recipe(project: Project, *, deep: bool) -> list[StageVerification]:
     """Run the checks on the current output of every stage; with `deep`, compare digests and contents of its files."""
-    checked = [_verify_step(project, step, deep=deep) for step in steps.plan_steps(project)]
+    planned = steps.plan_steps(project)
+    checked = [_verify_step(project, step, deep=deep, is_first=step is planned[0]) for step in planned]
     if all(one.manifest is None for one in checked):
         raise IntegrityError(
             f"{project.recipe.name}: nothing is built in {project.store.path('')}; verify reads an existing build; "
@@ -61,10 +64,19 @@ def verify_recipe(project: Project, *, deep: bool) -> list[StageVerification]:
     return checked
 
 
-def _verify_step(project: Project, step: Step, *, deep: bool) -> StageVerification:
+def _verify_step(project: Project, step: Step, *, deep: bool, is_first: bool) -> StageVerification:
+    damage: dict[str, str] = {}
+    if deep:
+        damage = _find_broken_seals(
+            project.store, _list_sealed_files(project.store, manifest.get_stage_folder(step.key))
+        )
+        if is_first:
+            # The tokenizers are the store's; they are reported once.
+            for folder in (TOKENIZER_FOLDER, COMMIT_FOLDER):
+                damage |= _find_broken_seals(project.store, _list_sealed_files(project.store, folder))
     made = manifest.load_current(project.store, step.key)
     if made is None:
-        return StageVerification(step, None)
+        return StageVerification(step, None, damage=tuple(damage.values()), damaged=tuple(damage))
     results = tuple(runner.check_step(project, step, made))
     differences = tuple(expectation_suite.find_disagreements(results, step.thresholds))
     files = [file for part in made.parts for file in part.files.values()]
@@ -78,7 +90,6 @@ def _verify_step(project: Project, step: Step, *, deep: bool) -> StageVerificati
         )
     for file in files:
         unread.pop(file.path, None)
-    damage: dict[str, str] = {}
     for file in files:
         try:
             project.store.content(file)
@@ -91,6 +102,30 @@ def _verify_step(project: Project, step: Step, *, deep: bool) -> StageVerificati
     return StageVerification(
         step, made, results, sentences, tuple(damage), len(files), size, len(unread), sum(unread.values()), differences
     )
+
+
+def _list_sealed_files(store: Store, folder: str) -> Iterator[str]:
+    """Yield the JSON files in a folder: a stage's pointers, manifests, results and records of parts, or tokenizers.
+
+    Each carries a digest of itself. What the folders of parts hold beside their records is named by manifests.
+    """
+    for name in store.list(folder):
+        path = f"{folder}/{name}"
+        if name.endswith(".json"):
+            yield path
+        elif name == "parts":
+            yield from (f"{path}/{part}/part.json" for part in store.list(path))
+        elif "." not in name:
+            yield from (f"{path}/{inner}" for inner in store.list(path) if inner.endswith(".json"))
+
+
+def _find_broken_seals(store: Store, paths: Iterable[str]) -> dict[str, str]:
+    """Return a message for each file whose content is not that of the digest it carries, by path."""
+    return {
+        path: f"{path}: cut, or changed since it was written; expected content of the digest that it carries"
+        for path in paths
+        if store.read_sealed(path) is None and store.exists(path)
+    }
 
 
 def discard_damage(project: Project, checked: Sequence[StageVerification]) -> list[str]:

@@ -302,7 +302,7 @@ def served(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
     (tmp_path / "demo" / "report.html").write_text("<p>whole</p>", encoding="utf-8")
     port = take_free_ports()
     command = [sys.executable, "-m", "rowmill.reports.server", str(tmp_path), "127.0.0.1", str(port)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             yield process, port
         finally:
@@ -336,3 +336,17 @@ def test_reports_are_served_to_this_machine_only_and_until_whoever_asked_for_the
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.slow
+def test_address_that_no_file_can_have_is_not_found_and_prints_nothing(
+    served: tuple["subprocess.Popen[bytes]", int],
+) -> None:
+    process, port = served
+    odd = ["/demo/report.html%00", "/%00", "/%ED%A0%80", "/%FF", "/demo/report.html/", f"/{'a' * 5_000}"]
+
+    assert [_get(port, path)[0] for path in odd] == [404] * len(odd)
+    assert process.stdin is not None
+    assert process.stderr is not None
+    process.stdin.close()
+    assert process.stderr.read() == b""

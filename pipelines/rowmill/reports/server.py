@@ -9,7 +9,8 @@ from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from io import BytesIO
+from typing import Any, BinaryIO
 
 
 class ReportRequestHandler(SimpleHTTPRequestHandler):
@@ -17,6 +18,19 @@ class ReportRequestHandler(SimpleHTTPRequestHandler):
 
     server_name = ""
     """The address that the server listens on, accepted as a Host name along with localhost."""
+
+    def handle(self) -> None:
+        """Answer the requests of a connection; a browser that closes it early is no error."""
+        with suppress(ConnectionError):
+            super().handle()
+
+    def send_head(self) -> BytesIO | BinaryIO | None:
+        """Open the file of an address, or answer 404: an address with a null byte or half a character names none."""
+        try:
+            return super().send_head()
+        except ValueError:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return None
 
     def list_directory(self, path: Any) -> None:  # noqa: ARG002  (the base class hands it)
         """Answer 404: reports are reached by their links only."""

@@ -101,5 +101,7 @@ def test_files_of_the_project_that_are_named_like_libraries_hide_none(tmp_path: 
     shutil.copy(ROOT / "workspace.yaml", tmp_path)
     with serving(tmp_path / "configs", tmp_path / ".rowmill", tmp_path / ".dagster", root=tmp_path) as server:
         assert server.ended_run(server.launch("rebuild_small")) == "SUCCESS"
-    assert "a file of the project" not in (tmp_path / ".dagster/log").read_text(encoding="utf-8")
+    shown = (tmp_path / ".dagster/log").read_text(encoding="utf-8")
+    assert "a file of the project" not in shown
+    assert "Launching Dagster services" in shown.splitlines()[0]
     project.run("verify")

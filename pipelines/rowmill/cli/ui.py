@@ -60,7 +60,9 @@ def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
     os.chdir(root)
     # Dagster has no login, and anyone who reaches the port can run code, so the default address is loopback.
     loaded = ["-w", "workspace.yaml"] if (root / "workspace.yaml").is_file() else ["-m", "dagster_rowmill.definitions"]
-    command = [sys.executable, "-m", "dagster", "dev", "-h", host, "-p", str(port), *loaded]
+    # `dagster dev` warns that `dg dev` replaces it; that command is in a package that nothing else here needs.
+    quiet = ["-W", "ignore:Function `dev_command` is superseded"]
+    command = [sys.executable, *quiet, "-m", "dagster", "dev", "-h", host, "-p", str(port), *loaded]
     os.execvpe(command[0], command, environment)  # noqa: S606  (the arguments are ours, and no shell is wanted)
 
 

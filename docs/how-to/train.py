@@ -25,8 +25,8 @@ def small_llama(vocab_size: int, *, seed: int = 0) -> Any:
     return LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **shape))
 
 
-def train(model: Any, optimizer: Any, reader: Reader) -> Iterator[float]:
-    """Train on batch after batch and yield the mean loss of each step, after the optimizer has taken it."""
+def train(model: Any, optimizer: Any, reader: Reader) -> Iterator[tuple[float, int]]:
+    """Train on batch after batch; yield each step's mean loss and trained tokens after the optimizer has taken it."""
     total = 0.0
     for batch in reader:
         # A recipe without batch_size has no steps: there each batch is one.
@@ -37,7 +37,7 @@ def train(model: Any, optimizer: Any, reader: Reader) -> Iterator[float]:
         if reader.step is None or reader.step.is_complete:
             optimizer.step()
             optimizer.zero_grad()
-            yield total
+            yield total, targets
             total = 0.0
 
 
@@ -60,18 +60,18 @@ def load(path: Path, model: Any, optimizer: Any, reader: Reader) -> list[float]:
     return list(state["losses"])
 
 
-def run(reader: Reader, vocab_size: int, *, steps: int, checkpoint: Path | None = None, every: int = 20) -> list[float]:
-    """Train up to so many steps in all and return the losses of every step."""
+def run(reader: Reader, vocab_size: int, *, steps: int, checkpoint: Path | None = None) -> list[float]:
+    """Train up to so many steps in all, print a line after each, and return the losses of every step."""
     import torch
 
     model = small_llama(vocab_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = load(checkpoint, model, optimizer, reader) if checkpoint and checkpoint.exists() else []
     if len(losses) < steps:
-        for loss in train(model, optimizer, reader):
+        for loss, tokens in train(model, optimizer, reader):
             losses.append(loss)
-            if len(losses) % every == 0:
-                print(f"step {len(losses):5}   loss {sum(losses[-every:]) / every:.3f}")
+            # Flushed, so that a pipe to `tee` or a log file shows each step when it is taken.
+            print(f"step {len(losses):5}   loss {loss:.3f}   tokens {tokens:,}", flush=True)
             if len(losses) == steps:
                 break
     if checkpoint:

@@ -2,8 +2,8 @@
 
 import importlib.util
 import itertools
-import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +115,10 @@ def test_script_of_the_documentation_runs_as_a_command(built: steps.Project, tmp
     command = [sys.executable, str(ROOT / "docs/how-to/train.py"), built.store.root, "chats", "--steps", "20"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "pipelines"), "OMP_NUM_THREADS": "1"}
     shown = subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, text=True, env=environment)
-    _, steps, _, loss, *_ = shown.stdout.split()
-    assert json.loads(steps) == 20
-    assert float(loss) < np.log(VOCABULARY)
+    reader = reader_of(built)
+    tokens = [reader.step.trained_tokens for _ in itertools.islice(reader, 20) if reader.step is not None]
+    lines = [re.fullmatch(r"step +(\d+)   loss ([\d.]+)   tokens ([\d,]+)", line) for line in shown.stdout.splitlines()]
+    printed = [line.groups() for line in lines if line is not None]
+    assert [int(step) for step, _, _ in printed] == list(range(1, 21))
+    assert [int(count.replace(",", "")) for _, _, count in printed] == tokens
+    assert float(printed[-1][1]) < np.log(VOCABULARY)

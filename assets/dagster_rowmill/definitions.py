@@ -31,6 +31,7 @@ from dagster_rowmill.outside_builds import make_outside_builds_sensor
 from dagster_rowmill.resources import GATES_RESOURCE, NO_RUN_WAIVERS, StorageResource
 from rowmill.build.steps import Project, open_project, plan_steps
 from rowmill.core.errors import ConfigError, PipelineError
+from rowmill.core.installation import explain_old_package
 from rowmill.recipe import recipe
 
 _LOG = logging.getLogger("dagster_rowmill")
@@ -165,7 +166,9 @@ def define_recipe(project: Project, resources: Mapping[str, Any]) -> dg.Definiti
             )
         except dg.DagsterInvalidDefinitionError as error:
             name, reason = project.recipe.name, " ".join(str(error).split())
-            message = f"{name}: execution: Dagster refuses it: {reason}; correct that option"
+            # An older Dagster refuses what is valid in ours.
+            old = explain_old_package(name)
+            message = str(old) if old else f"{name}: execution: Dagster refuses it: {reason}; correct that option"
             raise RecipeLoadError(dagster_name(name), message) from error
 
 

@@ -161,10 +161,10 @@ if not TYPE_CHECKING:  # a type checker that saw it would take every misspelt na
         module, own_name = _HOMES[name]
         try:
             value = getattr(import_module(module), own_name)
-        except ModuleNotFoundError as error:
-            from rowmill.core.errors import explain_missing_package
+        except (AttributeError, ImportError) as error:
+            from rowmill.core.installation import explain_failure
 
-            raise explain_missing_package(f"rowmill.{name}", error) or error from error
+            raise explain_failure(f"rowmill.{name}", error) or error from error
         globals()[name] = value
         return value
 

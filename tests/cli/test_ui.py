@@ -32,7 +32,7 @@ def test_folder_without_a_project_and_missing_dagster_are_errors_that_name_what_
         ui.serve_ui(tmp_path)
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "dagster" else found(name))
-    with pytest.raises(MissingPackageError, match=r"the package dagster is not installed; .*'rowmill\[dagster\]'"):
+    with pytest.raises(MissingPackageError, match=r"the package dagster is not installed; .* pip install .*dagster\]'"):
         ui.serve_ui(tmp_path)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from docs.generate import reference
 from rowmill.core.errors import ConfigError
+from rowmill.core.installation import format_install_command
 from rowmill.exports import AnyExport, Export, astrai, base
 from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Recipe
@@ -101,7 +102,7 @@ def test_missing_library_is_named_with_its_extra(
     monkeypatch.setattr(base, "find_spec", lambda name: None if name == module else object())
     said = refusal({"kind": kind, "name": "mine"})
     assert f"exports.mine: kind {kind} is written with {module}, which is not installed here" in said
-    assert f"pip install 'rowmill[{extra}]'" in said
+    assert format_install_command(extra) in said
 
 
 @pytest.mark.usefixtures("with_libraries")

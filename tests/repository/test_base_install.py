@@ -55,7 +55,7 @@ def test_name_that_needs_an_extra_says_which() -> None:
     said = run_python(code)
 
     assert re.fullmatch(
-        r"rowmill\.sft_tokenize: the package \w+ is not installed; .* pip install 'rowmill\[build\]'", said
+        r"rowmill\.sft_tokenize: the package \w+ is not installed; .* pip install .*\[build\]'", said
     ), said
 
 
@@ -69,7 +69,8 @@ def test_command_that_needs_an_extra_says_which(words: list[str], package: str, 
         "print(status, said.getvalue().strip())"
     )
 
-    assert run_python(code, str(tmp_path), *words) == (
+    assert re.fullmatch(
         f"2 rowmill {words[0]}: the package {package} is not installed; the base install of rowmill only reads built "
-        "partitions; run pip install 'rowmill[build]'"
+        r"partitions; run pip install .*\[build\]'",
+        run_python(code, str(tmp_path), *words),
     )

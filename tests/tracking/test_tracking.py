@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rowmill.core.errors import ConfigError
+from rowmill.core.installation import format_install_command
 from rowmill.recipe import recipe
 from rowmill.reports import build_record
 from rowmill.tracking import MlflowTracker, OpenLineageTracker, WandbTracker
@@ -368,7 +369,7 @@ def test_client_of_another_version_is_named_with_those_supported(
     where, found, allowed, remedy = (part.strip() for part in f"{problem}".replace(": ", "; ", 1).split("; "))
     assert (where, found) == (f"execution.log_to, {kind}", f"{name} {version} is installed")
     assert allowed.startswith("supported are versions from ")
-    assert remedy == f"run pip install 'rowmill[{kind}]'"
+    assert remedy == f"run {format_install_command(kind)}"
 
 
 def test_client_that_is_not_installed_is_named_with_the_extra(
@@ -382,7 +383,7 @@ def test_client_that_is_not_installed_is_named_with_the_extra(
 
     assert result.problem == (
         "execution.log_to, openlineage: the package openlineage-python is not installed; supported are versions "
-        "from 1.48 to before 2.0; run pip install 'rowmill[openlineage]'"
+        f"from 1.48 to before 2.0; run {format_install_command('openlineage')}"
     )
 
 

@@ -16,7 +16,7 @@ from rowmill.cli.error_boundary import ExitStatus, choose_exit_status, explain_e
 from rowmill.cli.inspection_commands import add_inspection_commands
 from rowmill.cli.projects import add_init_command, add_ui_command
 from rowmill.cli.version_commands import add_version_commands, add_work_command
-from rowmill.core import errors
+from rowmill.core import errors, installation
 
 if TYPE_CHECKING:
     from rowmill.cli.projects import Command
@@ -66,10 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return ExitStatus.SUCCESS
         command_line = sys.argv[1:] if arguments is None else arguments
         error = raised
-        if isinstance(raised, ModuleNotFoundError):
-            # An optional package: the error names the extra to install.
-            command_name = f"rowmill {' '.join(command_line[:1])}"
-            error = errors.explain_missing_package(command_name, raised) or raised
+        if not isinstance(raised, errors.PipelineError | OSError | KeyboardInterrupt):
+            # A package may be missing, or too old to have what is used of it: the error names the command to run.
+            error = installation.explain_failure(f"rowmill {' '.join(command_line[:1])}", raised) or raised
         _print_error(explain_error(error, command_line))
         return choose_exit_status(error)
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from rowmill.core.errors import ConfigError, MissingPackageError
+from rowmill.core.installation import format_install_command
 
 
 def default_settings() -> Path:
@@ -18,7 +19,7 @@ def default_settings() -> Path:
     if spec is None or spec.origin is None:
         raise ConfigError(
             "rowmill ui: the package dagster_rowmill is not installed; it defines the assets that Dagster shows; "
-            "run pip install 'rowmill[dagster]'"
+            f"run {format_install_command('dagster')}"
         )
     return Path(spec.origin).parent / "dagster.yaml"
 
@@ -42,8 +43,8 @@ def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
     missing = [name for name in ("dagster", "dagster_webserver") if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingPackageError(
-            f"rowmill ui: the package {missing[0]} is not installed; rowmill ui runs Dagster's webserver; run pip "
-            "install 'rowmill[dagster]'"
+            f"rowmill ui: the package {missing[0]} is not installed; rowmill ui runs Dagster's webserver; run "
+            f"{format_install_command('dagster')}"
         )
     if not (root / "workspace.yaml").is_file() and not (root / "configs").is_dir():
         raise ConfigError(

@@ -13,7 +13,7 @@ outside world (files, disks) and for our own bugs.
         + DamagedFileError                one stored file; a build makes it again
       + GateError         (RuntimeError)  a failed check blocks an input of a stage
       + GenerationError   (RuntimeError)  a generating backend failed beyond its retries
-      + MissingPackageError (ImportError) a package that an extra of rowmill brings is not installed
+      + MissingPackageError (ImportError) a package that an extra of rowmill brings is not installed, or is too old
       - BusyError         (RuntimeError)  another build holds this recipe
 
 A message has four parts: where, what, what was allowed, what to do. Each class is also the builtin
@@ -94,7 +94,7 @@ class ContextOverflowError(ConfigError, GenerationError):
 
 
 class MissingPackageError(PipelineError, ImportError):
-    """A package that an extra of rowmill brings is not installed."""
+    """A package that an extra of rowmill brings is not installed, or is too old."""
 
 
 class BusyError(PipelineError, RuntimeError):
@@ -242,41 +242,3 @@ def require_code_permission(target: str, where: str) -> None:
             f"{where}: {target} is Python code, which --no-code or {NO_CODE_VARIABLE} forbids to run; built-in "
             "kinds are allowed; read the code and remove the switch, or choose another kind"
         )
-
-
-# ── Finds the extra of rowmill that brings a missing package, and words the error ──
-
-
-_EXTRAS = ("build", "dagster")
-"""The extras that commands need, in the order in which they are searched."""
-
-_DISTRIBUTIONS = {"yaml": "pyyaml"}
-"""Modules whose name differs from their distribution's."""
-
-_REQUIREMENT = re.compile(r"""^([\w.-]+).*;.*extra\s*==\s*["']([\w-]+)["']""")
-
-
-def explain_missing_package(where: str, error: ModuleNotFoundError) -> MissingPackageError | None:
-    """Return the error for a failed import of a package that an extra brings; None if no extra brings it."""
-    # The base install, which has no pydantic, asks this too; nothing else needs the metadata of packages.
-    from importlib.metadata import PackageNotFoundError, requires
-
-    missing = (error.name or "").partition(".")[0]
-    wanted = _normalize_name(_DISTRIBUTIONS.get(missing, missing))
-    try:
-        lines = requires("rowmill") or []
-    except PackageNotFoundError:
-        return None
-    found = [match.groups() for line in lines if (match := _REQUIREMENT.match(line))]
-    brought_by = {extra for name, extra in found if _normalize_name(name) == wanted}
-    extra = next((extra for extra in _EXTRAS if extra in brought_by), None)
-    if extra is None:
-        return None
-    return MissingPackageError(
-        f"{where}: the package {missing} is not installed; the base install of rowmill only reads built partitions; "
-        f"run pip install 'rowmill[{extra}]'"
-    )
-
-
-def _normalize_name(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

@@ -26,6 +26,7 @@ from pydantic import Field
 from rowmill.core import remote_index
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, IntegrityError, MissingPackageError, UnreachableError, is_transient
+from rowmill.core.installation import format_install_command
 from rowmill.core.remote import call_with_time_limit
 from rowmill.executors import base
 from rowmill.executors.base import describe_difference, describe_versions
@@ -78,7 +79,7 @@ def import_ray() -> Any:
     except ModuleNotFoundError as error:
         raise MissingPackageError(
             "execution.executor: the package ray is not installed; kind: ray needs it on this machine and on all "
-            "nodes; run pip install 'rowmill[ray]'"
+            f"nodes; run {format_install_command('ray')}"
         ) from error
     return ray
 

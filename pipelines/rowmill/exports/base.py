@@ -32,6 +32,7 @@ from pydantic import Field
 from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, IntegrityError, join_choices
+from rowmill.core.installation import format_install_command
 from rowmill.schema.examples import Objective
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.native import ROW_GROUP
@@ -220,7 +221,7 @@ class Export(Config):
             module, extra = self.NEEDS
             raise ConfigError(
                 f"kind {self.kind_name} is written with {module}, which is not installed here; it comes with the extra "
-                f"{extra}; run pip install 'rowmill[{extra}]', or delete the export"
+                f"{extra}; run {format_install_command(extra)}, or delete the export"
             )
         if self.passes == "all" and self.split != "train":
             raise ConfigError(

@@ -21,6 +21,7 @@ import orjson
 
 from rowmill.core.arrays import compute_offsets
 from rowmill.core.errors import ConfigError
+from rowmill.core.installation import format_install_command
 from rowmill.exports.base import (
     ExportContext,
     ExportIndex,
@@ -121,8 +122,8 @@ def read_datums(path: str | Path) -> Iterator[Any]:
         import tinker
     except ImportError as error:
         raise ConfigError(
-            "tinker is not installed here; it is needed for its objects; run pip install 'rowmill[tinker]', or read "
-            "the lines as JSON"
+            f"tinker is not installed here; it is needed for its objects; run {format_install_command('tinker')}, or "
+            "read the lines as JSON"
         ) from error
     exported = open_export(path, kind="tinker")
     for file in sorted(exported.data.glob("*.jsonl")):

@@ -309,7 +309,7 @@ class _Card:
         if isinstance(dumped["tokenizer"], dict):
             dumped["tokenizer"].pop("content", None)
         yield f"```yaml\n{yaml.safe_dump(dumped, sort_keys=False, allow_unicode=True)}```\n"
-        yield f"```\npip install 'rowmill[build]=={rowmill.__version__}'\nrowmill build {recipe.name}\n```\n"
+        yield f"```\nrowmill build {recipe.name}   # rowmill {rowmill.__version__}\n```\n"
 
     def _name_source(self, name: str) -> str:
         """Name a source as the recipe does, a dataset of the hub with its commit."""

@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rowmill.core.installation import format_install_command
 from rowmill.tracking import AnyTracker
 from rowmill.tracking.client import BuildRecord
 
@@ -79,7 +80,7 @@ def _find_problem(tracker: AnyTracker) -> str | None:
             )
     distributions, lowest, below = _CLIENTS[tracker.kind]
     first, last = (".".join(map(str, version)) for version in (lowest, below))
-    remedy = f"supported are versions from {first} to before {last}; run pip install 'rowmill[{tracker.kind}]'"
+    remedy = f"supported are versions from {first} to before {last}; run {format_install_command(tracker.kind)}"
     for name in distributions:
         try:
             installed = metadata.version(name)

@@ -15,7 +15,9 @@ READY := $(VENV)/ready
 TESTS := $(VENV)/tests
 CHECKS := $(VENV)/checks
 BIN := $(VENV)/bin
-CAMPAIGN_PYTHONS ?= python3.12 python3.13
+CAMPAIGN_PYTHONS ?= python3.11 python3.12 python3.13 python3.14
+# The versions that pip installs: those that this project is tested with, the lowest that it allows, or the newest there are.
+CONSTRAINTS ?= constraints.txt
 CANDIDATES = $(if $(PYTHON),$(PYTHON),python3.13 python3.12 python3.11 python3)
 
 # No program that runs here sends telemetry.
@@ -36,7 +38,7 @@ export NO_MKDOCS_2_WARNING = 1
 demo test check campaign bench docs screenshots: export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ui check fix campaign bench docs site lock clean screenshots
+.PHONY: help demo test ui check fix campaign lowest newest bench docs site lock clean screenshots
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -62,14 +64,27 @@ fix: $(CHECKS)  ## apply the formatter and the automatic fixes of the linter
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-campaign: $(CHECKS)  ## run every test there is with torch, Ray and a browser, then those of CI on other Pythons: hours
+campaign: $(CHECKS)  ## run every test there is, then those of CI with the lowest and newest versions and on other Pythons
 	@$(call install,.[campaign])
 	@$(BIN)/python -m pytest -q --campaign --timeout 3600 $(PYTEST_ARGS)
+	@$(MAKE) lowest newest CI=1
 	@for one in $(CAMPAIGN_PYTHONS); do \
 	  if "$$one" -c 'import venv, ensurepip' 2>/dev/null; then \
 	    $(MAKE) test CI=1 PYTHON="$$one" VENV=".venv-$$(basename "$$one")" || exit 1; \
 	  else echo "campaign: $$one does not run here, so its tests are left out; name one: CAMPAIGN_PYTHONS=/path/to/python"; fi; \
 	done
+
+# The lowest numpy has wheels for Python 3.11 and 3.12 alone.
+lowest: PYTHON := $(or $(PYTHON),python3.11)
+lowest:  ## run the tests with the lowest version that pyproject.toml allows of everything it names
+	@mkdir -p build
+	@"$(PYTHON)" -m tests.support.lowest_versions > build/lowest.txt
+	@$(MAKE) test PYTHON="$(PYTHON)" VENV=.venv-lowest CONSTRAINTS=build/lowest.txt
+
+newest:  ## run the tests with the newest versions there are, whatever constraints.txt says
+	@mkdir -p build
+	@: > build/newest.txt
+	@$(MAKE) test VENV=.venv-newest CONSTRAINTS=build/newest.txt
 
 bench: $(TESTS)  ## run the benchmarks; one JSON line each
 	@$(BIN)/python -m benchmarks
@@ -98,7 +113,7 @@ clean:  ## remove the environment; keep built data (.rowmill) and Dagster's hist
 	rm -rf .venv build
 
 # Modules are byte-compiled on first import: compiling all 1.4 GB would take a quarter of the installation time.
-install = $(BIN)/python -m pip install -qq --no-compile --constraint constraints.txt --editable '$(1)'
+install = $(BIN)/python -m pip install -qq --no-compile --constraint $(CONSTRAINTS) --editable '$(1)'
 
 # A name such as python3.13 may be on the PATH and still not run (a version manager's stub), or lack venv (Debian splits
 # it off), so each candidate is run, not only looked up.
@@ -121,13 +136,13 @@ endef
 # Imports once what every build imports, so that `rowmill` called directly finds byte code, too.
 warm = $(BIN)/python -c 'import dagster, duckdb, great_expectations, polars, transformers; import rowmill.cli.main' 2>/dev/null
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(CONSTRAINTS)
 	$(environment)
 	@$(call install,.[all])
 	@$(warm)
 	@touch $@
 
-$(TESTS): pyproject.toml constraints.txt
+$(TESTS): pyproject.toml $(CONSTRAINTS)
 	$(environment)
 	@$(call install,.[test])
 	@$(warm)

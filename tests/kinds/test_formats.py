@@ -532,6 +532,94 @@ def test_record_is_left_as_it_was_and_its_text_and_other_keys_are_kept() -> None
     assert turns(kept(record, options)) == [("user", "U"), ("assistant", "A")]
 
 
+# Forms of a list of messages
+
+SAID = [("user", "It's a? [1]"), ("assistant", "b")]
+MESSAGES = [{"role": role, "content": content} for role, content in SAID]
+LISTS: dict[str, Json] = {
+    "pairs of role and text": [list(pair) for pair in SAID],
+    "pairs under other names": [["human", SAID[0][1]], ["AI", "b"]],
+    "python": repr(MESSAGES),
+    "python tuples": repr(SAID),
+    "json of pairs": to_json(SAID),
+    # hiyouga/LlamaFactory and others read only `role` and `from`; a role may be the key itself.
+    "role as key": [{"user": SAID[0][1]}, {"assistant": "b"}],
+    # huggingface/datasets issue 888: a sequence of objects is stored as an object of lists.
+    "lists by key": {"role": ["user", "assistant"], "content": [SAID[0][1], "b"]},
+    "lists by key of sharegpt": {"from": ["human", "gpt"], "value": [SAID[0][1], "b"]},
+    # alibaba/ROLL issue 241 and unslothai/unsloth issue 321: a list in a list.
+    "list in a list": [MESSAGES],
+    "list of texts": [repr(message) for message in MESSAGES],
+    # Azure/azure-sdk-for-python issue 41642: a cell with an object that holds the messages.
+    "object": {"messages": MESSAGES},
+    "json of an object": to_json({"messages": MESSAGES}),
+}
+
+
+ONLY_COLUMNS = {"json of pairs", "python tuples", "json of an object", "object", "list in a list"}
+"""Forms of a column of conversations; elsewhere they may be an answer in JSON, or something else."""
+
+
+@pytest.mark.parametrize("form", LISTS)
+@pytest.mark.parametrize("column", ["messages", "conversations", "conversation", "talk"])
+def test_list_of_messages_is_read_in_every_form(form: str, column: str) -> None:
+    options = Chat(messages_field="talk") if column == "talk" else Chat()
+
+    assert turns(kept({column: LISTS[form]}, options)) == SAID
+
+
+@pytest.mark.parametrize("form", LISTS.keys() - ONLY_COLUMNS)
+def test_prompt_history_and_sides_are_read_in_every_form(form: str) -> None:
+    given = LISTS[form]
+    if type(given) is not dict:
+        asked = {"prompt": given, "response": [["user", "c"], ["assistant", "d"]]}
+
+        assert turns(kept(asked)) == [*SAID, ("user", "c"), ("assistant", "d")]
+    if type(given) is list:
+        assert turns(kept({"instruction": "c", "output": "d", "history": given}))[:2] == SAID
+
+
+def test_roles_of_pairs_are_those_of_the_options_too() -> None:
+    options = Chat(role_map={"Ann": "user", "gpt-4": "assistant"})
+
+    assert turns(kept({"messages": [["Ann", "a"], ["gpt-4", "b"]]}, options)) == [("user", "a"), ("assistant", "b")]
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [["user", "a"], ["Bob", "b"], ["assistant", "c"]],
+        [["a", "user"], ["b", "assistant"]],
+        [["system", "a"], ["Ann", "b"], ["user", "c"]],
+        {"role": ["user", "assistant"], "content": ["a"]},
+        {"messages": [], "context": "Read this."},
+        [[{"role": "user", "content": "a"}], [{"role": "assistant", "content": "b"}]],
+        "array([{'role': 'user', 'content': 'a'}], dtype=object)",
+        "[{'role': 'user', 'content': 'a'}\n {'role': 'assistant', 'content': 'b'}]",
+    ],
+)
+def test_list_that_may_be_of_roles_or_is_not_whole_is_rejected(pairs: Json) -> None:
+    assert reason({"messages": pairs}) == "bad_messages"
+
+
+def test_text_of_an_array_is_refused_with_what_to_do() -> None:
+    """What pandas writes of a column of arrays, as in the reports about `to_csv`."""
+    detail = rejection({"messages": "array([{'role': 'user', 'content': 'a'}], dtype=object)"}).detail
+
+    assert "NumPy" in detail and "write it as JSON" in detail
+
+
+@pytest.mark.parametrize("answer", ['[{"system": "linux"}]', '[["user", "ann"]]', '{"messages": [{"role": "user"}]}'])
+def test_answer_in_json_stays_text(answer: str) -> None:
+    assert turns(kept({"prompt": "List them.", "response": answer}))[1] == ("assistant", answer)
+
+
+def test_pairs_of_question_and_answer_stay_pairs() -> None:
+    assert turns(kept({"conversation": [["a", "b"], ["user", "d"]]})) == [
+        ("user", "a"), ("assistant", "b"), ("user", "user"), ("assistant", "d"),
+    ]  # fmt: skip
+
+
 # Flags and kwargs
 
 

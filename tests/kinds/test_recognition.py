@@ -6,7 +6,7 @@ begins with "Why did people", a good answer that begins with "They cared about",
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ PUBLIC: dict[str, dict[str, Any]] = {
     "sst2_glue": {"kind": "records"},
     "stack_exchange_paired": PREFERENCE,
     "the_stack": {"kind": "text", "text_key": "content"},
+    "toolbench": CHAT,
     "ultrachat_original": {"kind": "chat", "messages_field": "data"},
     "ultrafeedback_binarized_preferences": PREFERENCE,
     "ultrafeedback_prompt": {"kind": "prompts", "require_ground_truth": False},
@@ -63,7 +64,7 @@ PUBLIC: dict[str, dict[str, Any]] = {
 }
 """Options for each shape, of which a build reads every record."""
 
-REFUSED = {"human_eval": "nothing reads test, canonical_solution", "mmlu": "", "toolbench": ""}
+REFUSED = {"human_eval": "nothing reads test, canonical_solution", "mmlu": ""}
 """Shapes that no kind reads whole, and a part of what is said."""
 
 GIVEN: dict[str, dict[str, Any]] = {
@@ -176,6 +177,30 @@ def test_given_shape_is_proposed_as_what_it_is(real_data: Path, name: str) -> No
         assert "It is " in answer or "It is " not in given or GIVEN[name] == PROMPTS
 
 
+REPORTED: dict[str, dict[str, Any]] = {
+    **dict.fromkeys("role_pairs thought_before_call thinking_parts refusal".split(), CHAT),
+}
+"""The files of `data/reports` that hold conversations, each of which another tool misreads."""
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", REPORTED)
+def test_reported_file_is_read_as_what_it_is(real_data: Path, name: str) -> None:
+    records = load(real_data / f"reports/{name}.jsonl")
+
+    found = propose(*records)
+
+    assert (found.options, found.fits) == (REPORTED[name], len(records))
+    for record in records:
+        row = read(record, found.options)
+        [asked, answered] = [row.messages[0], row.messages[-1]]
+        assert (asked["role"], answered["role"]) == ("user", "assistant")
+        assert asked["content"].startswith(("Q ", "Add ", "Do bad thing "))
+        assert answered["content"].startswith(("A ", "3 ", "It is ", "I cannot "))
+        thoughts = [one["reasoning_content"] for one in row.messages if "reasoning_content" in one]
+        assert len(thoughts) == ("thin" in name or "thought" in name)
+
+
 @pytest.mark.real_data
 def test_messages_of_a_tree_are_refused_and_said_to_be_a_tree(real_data: Path) -> None:
     choice = choose(load(real_data / "shapes/oasst_flat.jsonl"))
@@ -285,7 +310,7 @@ PASSAGE = "Olives grow around the sea, where the winter is mild and the summer i
         ({"text": "<human>: Why?\n<bot>: So."}, "whose turns begin with the speaker"),
         ({"text": "**User:** Why?\n\n**Assistant:** So."}, "whose turns begin with the speaker"),
         ({"text": "<｜User｜>Why?<｜Assistant｜>So."}, "whose turns begin with the speaker"),
-        ({"messages": "[{'from': 'human', 'value': 'Why?'}]"}, "messages as JSON or Python values"),
+        ({"note": "[{'from': 'human', 'value': 'Why?'}]"}, "messages as JSON or Python values"),
         ({"data": json.dumps({"messages": [ASKED, ANSWERED]})}, "messages as JSON or Python values"),
         ({"question": "Why?", "answers": ["So.", "No."], "correct": 1}, ""),
         ({"prompt": "Why?", "completion": "They cared a lot.", "label": "bad"}, "label: a column of preference data"),
@@ -329,7 +354,7 @@ def test_mapping_under_the_name_of_a_label_is_none() -> None:
 
 @pytest.mark.parametrize("column", ["messages", "conversations"])
 def test_long_text_under_a_telling_name_is_no_table(column: str) -> None:
-    record = {"id": 1, column: f"[{{'role': 'user', 'content': '{PASSAGE}'}}]"}
+    record = {"id": 1, column: f"array([{{'role': 'user', 'content': '{PASSAGE}'}}], dtype=object)"}
 
     assert choose([record], is_table_file=True).proposal is None
     assert propose({"id": 1, column: "short"}, is_table_file=True)
@@ -347,8 +372,9 @@ def test_long_text_under_a_telling_name_is_no_table(column: str) -> None:
     ],
     ids=["pair", "sides", "prompt of sides", "unpaired", "prompt", "messages"],
 )
-def test_json_text_of_messages_is_read_as_the_messages(record: dict[str, Any]) -> None:
-    told = {name: json.dumps(value) if isinstance(value, list) else value for name, value in record.items()}
+@pytest.mark.parametrize("write", [json.dumps, repr])
+def test_text_of_messages_is_read_as_the_messages(record: dict[str, Any], write: Callable[[Any], str]) -> None:
+    told = {name: write(value) if isinstance(value, list) else value for name, value in record.items()}
 
     options = propose(told).options
 

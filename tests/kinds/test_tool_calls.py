@@ -204,10 +204,25 @@ def test_arguments_keep_their_source_their_keys_and_long_integers() -> None:
     assert reason([{"role": "assistant", "content": "", "tool_calls": f"[{text}]"}]) == "bad_tool_call"
 
 
+def test_python_literals_of_tools_calls_and_arguments_are_read_and_never_printed() -> None:
+    text = "{'a': None, 'b': [True], 'c': \"it's\"}"
+    record = {"messages": [{"role": "assistant", "content": "", "tool_calls": [call(text)]}], "tools": repr([WRAPPED])}
+
+    row = kept(record)
+
+    [message] = row.messages
+    assert message["tool_calls"][0]["function"]["arguments"] == {"a": None, "b": [True], "c": "it's"}
+    assert "arguments_source" not in message
+    assert row.tools == (WRAPPED,)
+    asked = {"role": "function_call", "content": repr({"name": "f", "arguments": {"a": None}})}
+    assert row_of([asked]).messages[0]["tool_calls"][0]["function"]["arguments"] == {"a": None}
+
+
 @pytest.mark.parametrize(
     "text",
     [
         '{"a": 1, "a": 2}',
+        "{'a': 1, 'a': 2}",
         '{"a": 1, "a": 1}',
         '{"x": {"a": 1, "b": 2, "a": 3}}',
         '{"x": [{"a": {"b": 1, "b": 2}}]}',

@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from dagster_rowmill import metadata
-from rowmill.kinds.shared.conversation_rows import KNOWN_ROLES
+from rowmill.kinds.shared.messages import KNOWN_ROLES
 from rowmill.reports import report_page
 from tests.support.recipes import PAIR, Built, Workspace, chat, pair
 

@@ -12,16 +12,16 @@ from typing import Any, ClassVar, Literal
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.shared.canonicalization import RecordReader
 from rowmill.kinds.shared.conversation_rows import (
+    ConversationColumns,
+    ConversationReader,
+)
+from rowmill.kinds.shared.messages import (
     FUNCTION_CALL,
     KNOWN_ROLES,
     LIST_COLUMNS,
     MAPPED_ROLES,
-    ConversationColumns,
-    ConversationReader,
-    fold_role,
-)
-from rowmill.kinds.shared.messages import (
     SYSTEM_COLUMNS,
+    fold_role,
     is_list,
     is_mapping,
     parse_messages,
@@ -96,7 +96,8 @@ def _suggest_columns(sample: Sample) -> Iterator[dict[str, Any]]:
     found: Counter[tuple[str, str, str]] = Counter()
     for record in sample.whole:
         for name, value in record.items():
-            first = value[0] if is_list(value) and value else None
+            messages = parse_messages(value)
+            first = messages[0] if is_list(messages) and messages else None
             if not is_mapping(first):
                 continue
             role_key = next((key for key in ROLE_KEYS if type(first.get(key)) is str), None)

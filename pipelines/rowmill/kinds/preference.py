@@ -429,10 +429,10 @@ def _find_hh_text(record: Mapping[str, Json], columns: Preference) -> FoundSides
 
 
 def _find_rejected_branch(record: Mapping[str, Json], columns: Preference) -> FoundSides | None:
-    messages = record.get("messages")
+    messages = parse_messages(record.get("messages"))
     if not is_list(messages) or find_first_column(record, columns.chosen_fields)[1] is not None:
         return None
-    branch, response = record.get("rejected_messages"), record.get("rejected_response")
+    branch, response = parse_messages(record.get("rejected_messages")), record.get("rejected_response")
     if branch is None and response is None:
         return None
     whole = _read_side(messages, columns)
@@ -450,7 +450,7 @@ def _find_pair(record: Mapping[str, Json], columns: Preference) -> FoundSides | 
     sides = _find_both(record, columns)
     if sides is None:
         return None
-    asked = find_first_column(record, ("conversations", "messages"))[1]
+    asked = parse_messages(find_first_column(record, ("conversations", "messages"))[1])
     if is_list(asked) and all(map(is_mapping, sides)):
         return _pair_sides("sharegpt_pair", asked, sides, columns)
     prompt = _find_prompt(record, columns)
@@ -552,7 +552,7 @@ def _find_unpaired(record: Mapping[str, Json], columns: Preference) -> FoundSide
     if prompt is not None:
         asked, answered = _read_side(prompt, columns, role="user"), _read_side(answer, columns)
     else:
-        whole = find_first_column(record, ("messages", "conversations"))[1]
+        whole = parse_messages(find_first_column(record, ("messages", "conversations"))[1])
         if not is_list(whole):
             return None
         asked, answered = None, _read_side(whole, columns)

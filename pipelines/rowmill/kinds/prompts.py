@@ -17,7 +17,6 @@ from rowmill.core.json import Json, to_json
 from rowmill.kinds.base import ALL_GROUPS, DatasetOptions, RowReader, refuse_overlong_policy
 from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader
 from rowmill.kinds.shared.conversation_rows import (
-    LIST_COLUMNS,
     ConversationReader,
     DetectedMessages,
     MessageColumns,
@@ -25,6 +24,7 @@ from rowmill.kinds.shared.conversation_rows import (
 )
 from rowmill.kinds.shared.messages import (
     CONTEXT_COLUMNS,
+    LIST_COLUMNS,
     PAIR_COLUMNS,
     RejectError,
     get_at_path,

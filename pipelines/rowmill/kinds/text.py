@@ -11,14 +11,13 @@ from rowmill.conversation.template_engines import list_answer_marks
 from rowmill.kinds.base import ALL_GROUPS, NOT_READ_OF_PLAIN_TEXT, DatasetKind, DatasetOptions
 from rowmill.kinds.shared.canonicalization import RecordReader
 from rowmill.kinds.shared.conversation_rows import make_document_reader
-from rowmill.kinds.shared.messages import SPEAKERS
+from rowmill.kinds.shared.messages import PRINTED_MESSAGES, SPEAKERS
 from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
 from rowmill.schema.rows import RowKind
 
 TEXT_COLUMNS = ("text", "content", "document", "body", "raw_content", "article", "code", "passage", "abstract")
 """Columns that hold a document, the most likely first."""
 
-_PRINTED_MESSAGES = re.compile(r"""\s*[\[{].{0,200}?['"](role|from)['"]\s*:""", re.DOTALL)
 _ASKS, _ANSWERS = (
     "|".join(name for name, role in SPEAKERS.items() if (role == "assistant") is answers) for answers in (False, True)
 )
@@ -87,7 +86,7 @@ def describe_printed_chats(texts: Sequence[str]) -> str:
     for name, mark in list_answer_marks().items():
         if is_most(lambda text, mark=mark: mark in text):
             return f"chats that a template such as {name} has printed: prompts would be trained"
-    if is_most(_PRINTED_MESSAGES.match):
+    if is_most(PRINTED_MESSAGES.match):
         return "messages as JSON or Python values: prompts would be trained"
     if is_most(_PRINTED_TURNS.match):
         return "chats whose turns begin with the speaker: prompts would be trained"

@@ -24,24 +24,28 @@ columns at once; only the others are read key by key (`messages.py`).
     {"role": "user", "content": "Hi", "name": "Ann"}    not plain: a third key
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
 from rowmill.core.config import describe_type
-from rowmill.core.json import Json, from_json, to_json
+from rowmill.core.json import Json, to_json
+from rowmill.core.python_literals import begins_like_literal
 from rowmill.kinds.base import PAIR_SIDES, DatasetKind, DatasetOptions, refuse_mask_names
 from rowmill.kinds.shared.canonicalization import RecordReader, iterate_texts
 from rowmill.kinds.shared.filters import Filters
 from rowmill.kinds.shared.messages import (
     ASKING_COLUMNS,
     CONTEXT_COLUMNS,
+    FUNCTION_CALL,
+    KNOWN_ROLES,
+    LIST_COLUMNS,
+    MAPPED_ROLES,
     MESSAGE_FLAGS,
     PROMPT_COLUMNS,
     REFUSAL_KEY,
@@ -50,6 +54,7 @@ from rowmill.kinds.shared.messages import (
     ToolCalls,
     find_first_column,
     find_system,
+    fold_role,
     get_at_path,
     is_list,
     is_mapping,
@@ -57,13 +62,16 @@ from rowmill.kinds.shared.messages import (
     link_calls,
     list_prompt_columns,
     pair_history,
+    parse_conversation,
     parse_messages,
+    part_from_calls,
     read_calls,
     read_flags,
     read_history,
     read_kwargs,
     read_parts,
     read_tools,
+    read_value,
     split_open_transcript,
     split_tool_results,
     split_transcript,
@@ -80,25 +88,6 @@ from rowmill.kinds.shared.reasoning import (
 from rowmill.schema.rows import MESSAGE_KEYS, Message, ParseReport, PlainChat, Rejected, Row, RowKind, make_plain_report
 
 # ── Options ──
-
-FUNCTION_CALL = "function_call"
-"""The one role that is not mapped but read: its content is a call by the assistant."""
-
-MAPPED_ROLES = {
-    "human": "user",
-    **dict.fromkeys(("gpt", "bot", "model", "chatbot", "ai"), "assistant"),
-    **dict.fromkeys(("tool_call", "tool_calls"), FUNCTION_CALL),
-    **dict.fromkeys(("observation", "function", "ipython", "function_response", "function_result"), "tool"),
-    **dict.fromkeys(("tool_response", "tool_result", "tool_output"), "tool"),
-}
-"""Roles by their names in datasets, in small letters and with underscores."""
-
-KNOWN_ROLES = ("system", "user", "assistant", "tool")
-
-
-def fold_role(source: str) -> str:
-    """Return a role's name as the known ones are written: `Function-Call` is `function_call`."""
-    return source.strip().lower().replace("-", "_").replace(" ", "_")
 
 
 class MessageColumns(DatasetKind):
@@ -176,9 +165,6 @@ class ConversationColumns(MessageColumns):
 
 
 # ── Shapes of records ──
-
-LIST_COLUMNS = ("messages", "conversations", "conversation", "dialogue", "dialog", "turns", "chat", "contents")
-"""Columns that hold a conversation, in the order in which they are tried."""
 
 EXCHANGE_KEYS = (
     *(("input", "output"), ("user", "assistant"), ("human", "assistant"), ("prompt", "response")),
@@ -281,16 +267,14 @@ def _detect_list(record: Mapping[str, Json], columns: ConversationColumns) -> De
 def _read_list(name: str, value: Json, columns: ConversationColumns) -> DetectedMessages | None:
     """Read a list by its first item; the other items are checked when they are read."""
     # Types are compared without calls: this is done for every record.
+    # A message of several keys is what it seems to be.
+    if type(value) is not list or (value and (type(value[0]) is not dict or len(value[0]) == 1)):
+        value = parse_conversation(value, {*columns.role_map, *columns.assistant_roles})
     if type(value) is str:
-        parsed = _parse_list(value)
-        if parsed is None:
-            messages = split_transcript(value)
-            return None if messages is None else DetectedMessages("transcript", messages, columns=(name,))
-        value = parsed
+        messages = split_transcript(value)
+        return None if messages is None else DetectedMessages("transcript", messages, columns=(name,))
     if type(value) is not list:
         return None
-    if value and type(value[0]) is str:
-        value = parse_messages(value)
     first: Json = value[0] if value else {}
     if type(first) is str:
         # MT-Bench's `turns` are prompts alone.
@@ -450,10 +434,10 @@ def add_system(record: Mapping[str, Json], found: DetectedMessages, system_promp
 
 
 def _parse_list(text: str) -> Json:
-    if not text.lstrip().startswith("["):
+    if not begins_like_literal(text):
         return None
     try:
-        return from_json(text)
+        return read_value(text)
     except ValueError:
         return None
 
@@ -464,7 +448,13 @@ def _explain_unknown_shape(record: Mapping[str, Json], columns: ConversationColu
     name, wanted = columns.messages_field, columns.dataset_schema
     if (value := record.get(name)) is not None:
         expected = "expected a list of mappings, each with a role"
-        return RejectError("bad_messages", f"{name} is {describe_type(value)}, {expected}")
+        why = ""
+        if type(value) is str and begins_like_literal(value):
+            try:
+                read_value(value)
+            except ValueError as error:
+                why = f"; it begins like a list, but is neither JSON nor Python ({error}): write it as JSON"
+        return RejectError("bad_messages", f"{name} is {describe_type(value)}, {expected}{why}")
     if wanted != "auto" or name != "messages":
         missing = name if wanted in ("auto", "messages") else wanted
         return RejectError("missing_field", f"{missing} is absent or null; the record has {present}")
@@ -475,12 +465,6 @@ def _explain_unknown_shape(record: Mapping[str, Json], columns: ConversationColu
 
 
 _MESSAGE_KEYS = ("role", "content")
-_CALL_BEGIN = re.compile(r"\s*(?:\{|\[\s*[\[{\]])")
-_TAGGED_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_TAG_BEFORE_CALL = re.compile(r"[>\]]\s*(?=[{\[])")
-"""The end of a tag with JSON after it."""
-_MOST_TAGS = 32
-"""Ends of tags after which a call is looked for."""
 RESULT_KEYS = ("output", "result", "response", "text")
 """Keys of a tool's message that hold its result where `content` does not."""
 _ROLES_WITH_CONTENT = frozenset({"system", "user", "tool"})
@@ -525,6 +509,7 @@ class ConversationReader:
         reasoning = options.reasoning
         # The canonical key is always included: reasoning found elsewhere must not overwrite its value.
         self._reasoning_keys: list[str] = list(dict.fromkeys([*reasoning.reasoning_keys, REASONING_KEY]))
+        self._reasoning_names = frozenset(self._reasoning_keys)
         self._tags = ThinkTagReader(reasoning.think_tags if reasoning.extract_think_tags else [])
         self._drops = reasoning.think_mode == "drop"
         self._think_role = reasoning.think_role
@@ -702,7 +687,7 @@ class ConversationReader:
         calls = read_calls(given, self._tools.arguments) if given else NO_CALLS
         if is_call and content and not calls.calls:
             raise RejectError("bad_tool_call", "a turn of calls with text, and without a call")
-        if speaks:
+        if speaks and not self._reasoning_names.isdisjoint(extras):
             extras = join_reasoning_parts(extras, self._reasoning_keys)
         if not self._flags.isdisjoint(extras):
             extras = {**remove_keys(extras, names), **read_flags(extras, names, self._loss)}
@@ -811,24 +796,6 @@ class ConversationReader:
             elif role is None or role == (self._think_role if asked else "system"):
                 out.append(message)
         return out
-
-
-def part_from_calls(text: str) -> tuple[str, list[Json]]:
-    """Return the text before the calls of a turn, such as reasoning in tags, and the text of its calls.
-
-    <think>look it up</think>{"name": …}
-    <think>…</think>I look it up.<tool_call>{"name": …}</tool_call>
-    """
-    if _CALL_BEGIN.match(text):
-        return "", [text]
-    begin = text.find("<tool_call>")
-    if begin >= 0 and not _TAGGED_CALL.sub("", text[begin:]).strip():
-        return text[:begin].strip(), _TAGGED_CALL.findall(text, begin)
-    for tag in islice(_TAG_BEFORE_CALL.finditer(text), _MOST_TAGS):
-        with suppress(ValueError):
-            from_json(text[tag.end() :])
-            return text[: tag.end()].strip(), [text[tag.end() :]]
-    return "", [text]
 
 
 def _take_refusal(content: Json, refusal: str) -> Json:

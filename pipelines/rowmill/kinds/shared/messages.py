@@ -18,17 +18,19 @@ A placeholder such as `<image>` rejects a record that has the media in a column;
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import count
+from itertools import count, islice
 from typing import Any, Literal, TypeGuard
 
 from pydantic import Field
 
 from rowmill.conversation.options import MAX_WEIGHT, MIN_WEIGHT, Loss
 from rowmill.core.config import Config, describe_type
-from rowmill.core.json import Json, from_json, from_json_without_repeats
+from rowmill.core.json import Json, RepeatedKeyError, from_json, from_json_without_repeats
+from rowmill.core.python_literals import begins_like_literal, from_python
 from rowmill.kinds.shared.reasoning import REASONING_PARTS, read_thoughts
 from rowmill.schema.rows import Message, Rejected
 
@@ -86,20 +88,133 @@ def get_at_path(record: Mapping[str, Json], path: str) -> Json:
     return here
 
 
-def parse_messages(value: Json) -> Json:
-    """Return the messages that a text, or each text of a list, is the JSON of; any other value as it is."""
-    parts = value if is_list(value) else [value]
-    if not parts or type(parts[0]) is not str or not parts[0].lstrip().startswith("{" if is_list(value) else "["):
-        return value
+FUNCTION_CALL = "function_call"
+"""The one role that is not mapped but read: its content is a call by the assistant."""
+
+MAPPED_ROLES = {
+    "human": "user",
+    **dict.fromkeys(("gpt", "bot", "model", "chatbot", "ai"), "assistant"),
+    **dict.fromkeys(("tool_call", "tool_calls"), FUNCTION_CALL),
+    **dict.fromkeys(("observation", "function", "ipython", "function_response", "function_result"), "tool"),
+    **dict.fromkeys(("tool_response", "tool_result", "tool_output"), "tool"),
+}
+"""Roles by their names in datasets, in small letters and with underscores."""
+
+KNOWN_ROLES = ("system", "user", "assistant", "tool")
+
+
+def fold_role(source: str) -> str:
+    """Return a role's name as the known ones are written: `Function-Call` is `function_call`."""
+    return source.strip().lower().replace("-", "_").replace(" ", "_")
+
+
+_ROLE_NAMES = frozenset({*MAPPED_ROLES, *KNOWN_ROLES, FUNCTION_CALL, "developer"})
+
+LIST_COLUMNS = ("messages", "conversations", "conversation", "dialogue", "dialog", "turns", "chat", "contents")
+"""Columns that hold a conversation, in the order in which they are tried."""
+
+
+def read_value(text: str) -> Json:
+    """Decode JSON text, or a Python literal, which `str` makes of lists and mappings; raises ValueError otherwise."""
     try:
-        parsed = [from_json(part) for part in parts] if is_list(value) else from_json(parts[0])
-    except (TypeError, ValueError):
+        return from_json(text)
+    except ValueError:
+        if not begins_like_literal(text):
+            raise
+        return from_python(text)
+
+
+def read_value_without_repeats(text: str) -> Json:
+    """Decode as `read_value` does, but refuse a key that is repeated: one of its values would be lost."""
+    try:
+        return from_json_without_repeats(text)
+    except RepeatedKeyError:
+        raise
+    except ValueError:
+        if not begins_like_literal(text):
+            raise
+        return from_python(text)
+
+
+def parse_messages(value: Json, roles: Collection[str] = ()) -> Json:
+    """Return the list of messages that a value is a form of; any other value as it is.
+
+    "[{'role': 'user', 'content': 'Hi'}, …]"               JSON text, or Python's
+    ['{"role": "user", "content": "Hi"}', …]               a list of texts
+    [["user", "Hi"], …]                                    pairs of role and text; `roles` are names beside the known
+    [{"user": "Hi"}, …]                                    mappings with the role as their one key
+    """
+    if type(value) is str:
+        # A text that is the JSON of something else is text, as answers in JSON are.
+        parsed = _try_parse(value)
+        return parsed if _are_messages(parsed) else value
+    if not is_list(value) or not value:
         return value
-    first = parsed[0] if is_list(parsed) and parsed else None
-    return parsed if is_mapping(first) and any(set(keys) <= first.keys() for keys in _MESSAGE_FORMS) else value
+    if all(map(is_mapping, value)):
+        named = [next(iter(one)) if len(one) == 1 else None for one in value]
+        return [_name_role(*next(iter(one.items()))) for one in value] if _are_roles(named, roles) else value
+    if all(is_list(one) and len(one) == len(_ROLE_AND_CONTENT) for one in value):
+        return [_name_role(*one) for one in value] if _are_roles([one[0] for one in value], roles) else value
+    if all(type(one) is str for one in value):
+        parsed = [_try_parse(one) for one in value] if begins_like_literal(value[0]) else []
+        return parsed if _are_messages(parsed) else value
+    return value
+
+
+PRINTED_MESSAGES = re.compile(r"""\s*(?:array\()?[\[{].{0,200}?['"](role|from)['"]\s*:""", re.DOTALL)
+"""The beginning of messages as JSON, Python or NumPy write them."""
+
+
+def parse_conversation(value: Json, roles: Collection[str]) -> Json:
+    """Return the messages of a column of conversations, which may be an object, or the text of any form.
+
+    {"role": ["user", …], "content": ["Hi", …]}            one list per key, as `datasets` stores a sequence
+    {"messages": [{"role": "user", "content": "Hi"}, …]}   inside an object
+    [[{"role": "user", "content": "Hi"}, …]]               inside a list
+    """
+    if type(value) is str and (parsed := _try_parse(value)) is not None:
+        value = parsed
+    if is_list(value) and len(value) == 1 and is_list(value[0]) and all(map(is_mapping, value[0])):
+        [value] = value
+    if not is_mapping(value):
+        return parse_messages(value, roles)
+    inside = [name for name in LIST_COLUMNS if is_list(value.get(name))]
+    if len(inside) == 1:
+        # What else the object holds may belong to the prompt.
+        return value if list_prompt_columns(value, ()) else parse_messages(value[inside[0]], roles)
+    lengths = {len(one) if is_list(one) else -1 for one in value.values()}
+    if not any(set(keys) <= value.keys() for keys in _MESSAGE_FORMS) or len(lengths) != 1 or min(lengths) < 0:
+        return value
+    return [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
 
 
 _MESSAGE_FORMS = (("role", "content"), ("from", "value"))
+_ROLE_AND_CONTENT = _MESSAGE_FORMS[0]
+
+
+def _try_parse(text: str) -> Json:
+    try:
+        return read_value(text) if begins_like_literal(text) else None
+    except ValueError:
+        return None
+
+
+def _are_messages(value: Json) -> bool:
+    first = value[0] if is_list(value) and value else None
+    return is_mapping(first) and any(set(keys) <= first.keys() for keys in _MESSAGE_FORMS)
+
+
+def _are_roles(names: Sequence[Json], more: Collection[str]) -> bool:
+    return all(is_role(name, more) for name in names)
+
+
+def is_role(name: Json, more: Collection[str] = ()) -> bool:
+    """Return whether a value is the name of a role, or one of `more`."""
+    return type(name) is str and (name in more or fold_role(name) in _ROLE_NAMES)
+
+
+def _name_role(role: str, content: Json) -> Json:
+    return dict(zip(_ROLE_AND_CONTENT, (role, content), strict=True))
 
 
 # ── Placeholders of media ──────────────────────────────────────────────────────────────────────────
@@ -326,7 +441,7 @@ def remove_flags(message: Message) -> Message:
     return {key: value for key, value in message.items() if key not in _CANONICAL_FLAGS}
 
 
-def _parse_json(text: str, reason: str, what: str = "", parse: Callable[[str], Json] = from_json) -> Json:
+def _parse_text(text: str, reason: str, what: str = "", parse: Callable[[str], Json] = read_value) -> Json:
     try:
         return parse(text)
     except ValueError as error:
@@ -338,7 +453,7 @@ def read_kwargs(value: Json) -> tuple[dict[str, Json], bool]:
     if type(value) is str:
         if not value or value.isspace():
             return {}, False
-        value = _parse_json(value, "bad_template_kwargs")
+        value = _parse_text(value, "bad_template_kwargs")
     if value is None:
         return {}, False
     if not is_mapping(value):
@@ -438,19 +553,32 @@ def read_history(record: Mapping[str, Json]) -> list[Json]:
     history = record.get("history")
     if not history or type(history) is str:
         return []
+    history = parse_messages(history)
     if is_list(history) and all(is_mapping(message) and "role" in message for message in history):
         return history
     is_one_pair = is_list(history) and len(history) == 2 and all(type(text) is str for text in history)
     turns = pair_history([history] if is_one_pair else history)
     if turns is None:
-        raise RejectError("bad_messages", "history is not a list of [user, assistant] pairs")
+        raise RejectError("bad_messages", "history is not a list of [user, assistant] pairs, or of messages")
     return turns
 
 
 def pair_history(value: Json) -> list[Json] | None:
-    """Return the messages of a list of [user, assistant] pairs; None if it is something else."""
+    """Return the messages of a list of [user, assistant] pairs; None if it is something else.
+
+    A list that may be one of roles and texts is rejected: the names of roles would be trained, or asked.
+    """
     if not is_list(value) or not all(is_list(pair) and len(pair) == 2 for pair in value):
         return None
+    if any(is_list(text) or is_mapping(text) for pair in value for text in pair):
+        return None
+    for place, which in enumerate(("first", "second")):
+        if value and is_role(value[0][place]) and is_role(value[-1][place]):
+            raise RejectError(
+                "bad_messages",
+                f"the {which} items of pairs are names of roles, but not all are; expected [role, text] or [question, "
+                "answer]; name other roles in format.role_map",
+            )
     roles = ("user", "assistant")
     return [{"role": roles[i], "content": text} for pair in value for i, text in enumerate(pair)]
 
@@ -468,6 +596,32 @@ PAIR_COLUMNS = (
     *(("dialogue", "summary"), ("text", "summary"), ("question", "final_answer"), ("instruction", "code")),
 )
 """Columns that hold a prompt and its response, the most likely first."""
+
+
+_CALL_BEGIN = re.compile(r"\s*(?:\{|\[\s*[\[{\]])")
+_TAGGED_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_TAG_BEFORE_CALL = re.compile(r"[>\]]\s*(?=[{\[])")
+"""The end of a tag with JSON after it."""
+_MOST_TAGS = 32
+"""Ends of tags after which a call is looked for."""
+
+
+def part_from_calls(text: str) -> tuple[str, list[Json]]:
+    """Return the text before the calls of a turn, such as reasoning in tags, and the text of its calls.
+
+    <think>look it up</think>{"name": …}
+    <think>…</think>I look it up.<tool_call>{"name": …}</tool_call>
+    """
+    if _CALL_BEGIN.match(text):
+        return "", [text]
+    begin = text.find("<tool_call>")
+    if begin >= 0 and not _TAGGED_CALL.sub("", text[begin:]).strip():
+        return text[:begin].strip(), _TAGGED_CALL.findall(text, begin)
+    for tag in islice(_TAG_BEFORE_CALL.finditer(text), _MOST_TAGS):
+        with suppress(ValueError):
+            read_value(text[tag.end() :])
+            return text[: tag.end()].strip(), [text[tag.end() :]]
+    return "", [text]
 
 
 # ── Tool calls ───────────────────────────────────────────────────────────────────────────────────────
@@ -498,7 +652,7 @@ def read_tools(record: Mapping[str, Json], fields: Iterable[str]) -> tuple[tuple
             continue
         from_text = type(value) is str
         if from_text:
-            value = _parse_json(value, "bad_tools", f"{name} is ")
+            value = _parse_text(value, "bad_tools", f"{name} is ")
             if value is None or value == []:
                 continue
         if is_list(value):
@@ -529,7 +683,7 @@ def _wrap_schema(value: Json) -> Json:
     """Wrap a bare schema; None if it has no name."""
     if type(value) is str:
         try:
-            value = from_json(value)
+            value = read_value(value)
         except ValueError:
             return None
     if not is_mapping(value):
@@ -567,7 +721,7 @@ def read_calls(values: Iterable[Json], arguments: str = "auto") -> ToolCalls:
         if type(given) is str:
             if not given or given.isspace():
                 continue
-            given = _parse_json(given, "bad_tool_call", parse=from_json_without_repeats)
+            given = _parse_text(given, "bad_tool_call", parse=read_value_without_repeats)
         if given is None:
             continue
         if not is_list(given) and not is_mapping(given):
@@ -581,7 +735,7 @@ def read_calls(values: Iterable[Json], arguments: str = "auto") -> ToolCalls:
 
 def _read_call(value: Json, form: str) -> tuple[Json, str | None]:
     if type(value) is str:
-        value = _parse_json(value, "bad_tool_call", parse=from_json_without_repeats)
+        value = _parse_text(value, "bad_tool_call", parse=read_value_without_repeats)
     if not is_mapping(value):
         raise RejectError("bad_tool_call", f"a call is {describe_type(value)}, expected a mapping")
     function = value.get("function")
@@ -598,34 +752,42 @@ def _read_call(value: Json, form: str) -> tuple[Json, str | None]:
             raise RejectError(
                 "bad_tool_call", f"{name}: no {', '.join(ARGUMENT_KEYS)}, and nothing reads its {unread[0]}"
             )
-    arguments = _parse_arguments(given)
+    arguments, is_json = _parse_arguments(given)
     if arguments is None:
         if form != "string" or type(given) is not str:
             raise RejectError("bad_tool_arguments", f"{name}: arguments are not a JSON object")
-        arguments = given
+        arguments, is_json = given, True
     call_id = value.get("id")
     call = {
         "id": call_id if _is_name(call_id) else None,
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }
-    return call, given if _is_name(given) else None
+    return call, given if is_json and _is_name(given) else None
 
 
-def _parse_arguments(value: Json) -> dict[str, Json] | None:
-    """Read arguments that may be JSON text, or text of text; None if the result is not an object, or repeats a key."""
+def _parse_arguments(value: Json) -> tuple[dict[str, Json] | None, bool]:
+    """Read arguments that may be JSON text, or text of text; None if the result is not an object, or repeats a key.
+
+    Whether the text is JSON is returned too: Python's may be read, but a template must not print it.
+    """
+    is_json = True
     for _ in range(2):
         if type(value) is not str:
             break
         if not value or value.isspace():
-            return {}
+            return {}, is_json
         try:
             value = from_json_without_repeats(value)
         except ValueError:
-            return None
+            is_json = False
+            try:
+                value = read_value_without_repeats(value)
+            except ValueError:
+                return None, is_json
     if value is None:
-        return {}
-    return value if is_mapping(value) else None
+        return {}, is_json
+    return (value if is_mapping(value) else None), is_json
 
 
 def link_calls(messages: list[Message]) -> None:

@@ -12,7 +12,7 @@ from rowmill.core.json import Json
 from rowmill.kinds.base import DatasetKind, DatasetOptions
 from rowmill.kinds.shared.canonicalization import PREFERENCE_COLUMNS
 from rowmill.kinds.shared.filters import REMOVAL_FILTERS
-from rowmill.kinds.shared.messages import PAIR_COLUMNS, is_list, is_mapping
+from rowmill.kinds.shared.messages import PAIR_COLUMNS, PRINTED_MESSAGES, is_list, is_mapping
 from rowmill.kinds.shared.recognition import Recognition, Sample
 from rowmill.kinds.tables.generation import Generation
 from rowmill.kinds.tables.schema import Mode
@@ -278,6 +278,14 @@ class Records(DatasetKind):
         if (told and long) if sample.is_table_file else (told or long or is_text):
             what = f"{told[0]} is a name" if told else f"{(long or sentences)[0]} is text, as"
             problem = f"{what} of prompts, answers or documents, so that it is a table only if the recipe says so"
+        if held := [
+            name
+            for name in columns
+            if sample.is_mostly(
+                type(text := one.get(name)) is str and bool(PRINTED_MESSAGES.match(text)) for one in flat
+            )
+        ]:
+            problem = f"{held[0]} holds the text of messages, so that it is a table only if the recipe says so"
         notes = [
             f"records: each of the {len(columns)} columns holds single values in {len(flat)} of {len(records)} records",
             "where rows belong together, name their column: data: {group_training_examples_by: COLUMN}",

@@ -24,8 +24,8 @@ from rowmill.core.arrays import find_distinct
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
-from rowmill.kinds.shared.conversation_rows import KNOWN_ROLES
 from rowmill.kinds.shared.filters import REMOVAL_FILTERS, identify_removal_filters
+from rowmill.kinds.shared.messages import KNOWN_ROLES
 from rowmill.kinds.shared.splits import Boundaries, Splitter, compute_boundaries
 from rowmill.parts import accounts
 from rowmill.parts.accounts import SPLITS, RewriteInputs, rewrite_parts, tabulate_removed
@@ -115,7 +115,7 @@ def _reconcile_groups(
     return reconciled
 
 
-VERSION = 12
+VERSION = 13
 """Increase it when any record may become another row, a row may be in another split, or facts change."""
 
 

@@ -411,6 +411,11 @@ def take_common_tokens(left: str, right: str) -> str:
     return left[:length]
 
 
+def find_marker(marker: str, text: str) -> "re.Match[str] | None":
+    """Find a marker, such as the end of a turn, in a text; its numbers may be others, because some count the turns."""
+    return re.search(r"[0-9]+".join(map(re.escape, re.split(r"[0-9]+", marker))), text)
+
+
 def find_prompt_suffix(before: str | None, prompted: str | None) -> str:
     """Return the text that the generation prompt adds; empty if that is nothing or unknown."""
     if before is None or prompted is None:
@@ -588,8 +593,8 @@ class _MaskJudgement:
             and (right is None or not self._is_supervised(right))
             and self._continues_after(left, start)
         ):
-            stop = self.text.find(self.judge.template.plain_end(self.tools), start, end)
-            stop = stop if stop >= 0 else end
+            found = find_marker(self.judge.template.plain_end(self.tools), self.text[start:end])
+            stop = end if found is None else start + found.start()
             self._expect_training(start, stop, left, "other_text_trained", train=False)
             closing = _TurnEndRegion(start, self._find_token_end(stop, end))
         # Some templates print a message's call and the result before its own text.
@@ -622,7 +627,7 @@ class _MaskJudgement:
         if not callers:
             return False
         call_end = int(self.proven.first_printing[self.proven.last_code[callers[-1]]])
-        return call_end < start and ending not in self.text[call_end:start]
+        return call_end < start and find_marker(ending, self.text[call_end:start]) is None
 
     def _assign_blame(self, left: int | None, right: int | None) -> tuple[int, MaskDefectKind]:
         """Return which message to blame for trained template text between two messages, and the kind of defect."""
@@ -680,7 +685,7 @@ class _MaskJudgement:
         ends = [
             marker for marker in (self.judge.template.plain_end(self.tools), self.judge.template.eos_token) if marker
         ]
-        stops = [common.index(marker) + len(marker) for marker in ends if marker in common]
+        stops = [found.end() for marker in ends if (found := find_marker(marker, common)) is not None]
         if stops:
             stop = start + min(stops)
             if right is not None or len(self.text) <= len(self.proven.text):

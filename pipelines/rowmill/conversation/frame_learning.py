@@ -21,13 +21,17 @@ from rowmill.conversation.template_frames import (
     cut_at_last_token,
     find_common_end,
     find_common_start,
+    find_ending,
     find_first_control_token,
     find_opening_token,
     get_call_ids,
+    is_token,
     list_end_tokens,
     measure_json_closing,
     normalize_inner_text,
+    remove_ending,
     replace_call_ids,
+    split_into_units,
     split_turn_prefix,
 )
 from rowmill.core.json import Json, to_json
@@ -116,6 +120,8 @@ class FrameLearner:
         self._gaps_after_users: set[str] = set()
         self._prefixes: set[TurnPrefix] = set()
         self._headers: dict[str, str] = {}
+        self._first_gaps: dict[str, list[str]] = {}
+        """By role the template text before messages that begin a render."""
         self._ends: dict[tuple[str, str], dict[str, int]] = {}
         """By kind of last own text and role of the next message: each end, and how often it was seen."""
         self._followed_answer_ends: set[str] = set()
@@ -133,6 +139,7 @@ class FrameLearner:
             if turn.role not in self._roles:
                 held = gaps.setdefault(turn.role, {})
                 held[turn.gap] = held.get(turn.gap, False) or turn.message == 0
+        self._first_gaps = {role: [gap for gap, begins in held.items() if begins] for role, held in gaps.items()}
         # Text common to all of them may still be the end of the previous turn, unless one of them begins the render.
         known_gaps = {role: found for role, found in gaps.items() if len(found) > 1 or any(found.values())}
         common = {role: find_common_end(list(found), self._tokens) for role, found in known_gaps.items()}
@@ -282,13 +289,14 @@ class FrameLearner:
         rests = [prefix.rest for turn, prefix in exact if turn.pieces[0].kind == "assistant"]
         constant = rests[0] if rests else ""
         for rest in rests[1:]:
-            constant = find_common_start(constant, rest, self._tokens)
-        return [
-            (turn, TurnPrefix(prefix.header + constant, prefix.rest[len(constant) :]))
-            if constant and prefix.rest.startswith(constant)
-            else (turn, prefix)
-            for turn, prefix in exact
-        ]
+            constant = find_common_start(constant, rest, self._tokens, any_numbers=True)
+        size = len(split_into_units(constant, self._tokens))
+        moved: list[tuple[ProbeTurn, TurnPrefix]] = []
+        for turn, prefix in exact:
+            own = find_common_start(prefix.rest, constant, self._tokens, any_numbers=True)
+            is_whole = len(split_into_units(own, self._tokens)) == size
+            moved.append((turn, TurnPrefix(prefix.header + own, prefix.rest[len(own) :]) if is_whole else prefix))
+        return moved
 
     def _find_exact_prefix(self, turn: ProbeTurn) -> TurnPrefix | None:
         prompted = self._render_text(turn.messages[: turn.message], turn.tools, with_prompt=True)
@@ -299,11 +307,13 @@ class FrameLearner:
             return None
         rest = replace_call_ids(turn.text[len(prompted) : turn.start], turn.ids)
         header = prompt or cut_at_last_token(prompted[turn.before :], self._tokens)
+        header_start = find_ending(prompted, header, turn.before, len(prompted))
+        header = header if header_start is None else prompted[header_start:]
         is_elsewhere = prompt or any(gap.endswith(header + rest) for gap in self._gaps_after_users)
         if is_elsewhere and contains_prompt(rest, prompts, self._tokens):
             # The rest contains a prompt that the template prints elsewhere, so the model does not write all of it.
             return None
-        return TurnPrefix(header, rest) if prompted.endswith(header) else None
+        return None if header_start is None else TurnPrefix(header, rest)
 
     def _infer_prefix(self, turn: ProbeTurn, gap: str) -> TurnPrefix:
         """Return the prefix of a turn that contains no part of a prompt.
@@ -370,7 +380,7 @@ class FrameLearner:
             if shared:
                 known = (end for end in self._ends.get((kind, "user"), ()) if role != "user" and shared.startswith(end))
                 return max(known, key=len, default="") or shared
-            ending = own
+            ending = self._keep_constant_end(turn, own) if own and role not in self._roles else own
             if role in self._roles and not any(ending.endswith(end) for end in self._list_answer_ends()):
                 # The template joins two turns of the model: the text between them belongs to the second.
                 return ""
@@ -398,6 +408,36 @@ class FrameLearner:
             self._next_header_ends = True
         return ending + token
 
+    def _keep_constant_end(self, turn: ProbeTurn, ending: str) -> str:
+        r"""Return the part of an ending that is the same in three places, after further exchanges; numbers may differ.
+
+            answer\n\n[Round two]\n\nQ: …      what follows counts without digits, so that the header's common end
+            answer\n\n[Round three]\n\nQ: …    is `]\n\nQ: `, and `\n\n[Round two` is left in front of it
+
+        What a constant part ends with is still the header's if it also stands before a message that begins a render.
+        """
+        constant, pairs = ending, [{"role": "user", "content": "qzearlier ask"}, {"role": turn.role, "content": ""}]
+        leading = next((i for i, message in enumerate(turn.messages) if message["role"] != "system"), 0)
+        for exchanges in (1, 2):
+            added = [
+                {**message, "content": f"qzearlier {message['role']} {number}"}
+                for number in range(exchanges)
+                for message in pairs
+            ]
+            longer = [*turn.messages[:leading], *added, *turn.messages[leading : turn.follower + 1]]
+            moved = turn.message + len(added)
+            after = next((one.ending for one in self._render_shape(longer, turn.tools) if one.message == moved), None)
+            if after is not None:
+                constant = find_common_start(constant, after, self._tokens, any_numbers=True)
+        if constant == ending:
+            return ending
+        # A control token, which ends turns elsewhere too, is no part of the header that counts.
+        units = split_into_units(constant, self._tokens)
+        begin = max((i + 1 for i, unit in enumerate(units) if is_token(unit, self._tokens)), default=0)
+        heads = ("".join(units[i:]) for i in range(begin, len(units)))
+        head = next((one for one in heads if any(one in gap for gap in self._first_gaps.get(turn.next_role, ()))), "")
+        return constant[: len(constant) - len(head)].rstrip()
+
     def _cut_at_answer_end(self, text: str) -> str | None:
         places = [at + len(end) for end in self._list_answer_ends() if (at := text.find(end)) >= 0]
         return text[: min(places)] if places else None
@@ -405,12 +445,9 @@ class FrameLearner:
     def _strip_header(self, after: str, role: str) -> str:
         if role in self._roles:
             known = sorted((x.header + x.rest for x in self._prefixes if x.header), key=len, reverse=True)
-            header = next((one for one in known if after.endswith(one)), "")
-        else:
-            header = self._headers.get(role)
-            if header is None:
-                return ""
-        return after[: len(after) - len(header)] if header and after.endswith(header) else after
+            return next((own for one in known if (own := remove_ending(after, one)) != after), after)
+        header = self._headers.get(role)
+        return "" if header is None else remove_ending(after, header)
 
     def _list_answer_ends(self) -> list[str]:
         """Return the ends of answers that others follow, and the last token of each, longest first."""
@@ -465,8 +502,9 @@ class FrameLearner:
             if following.role in self._roles:
                 prefix = known.match_prefix(following.text, following.before, following.start, following.ids)
                 header = None if prefix is None else prefix.header + prefix.rest
-            if header is not None and following.gap.endswith(header):
-                closing = following.gap[: len(following.gap) - len(header)].rstrip()
+            header_start = None if header is None else find_ending(following.gap, header, 0, len(following.gap))
+            if header_start is not None:
+                closing = following.gap[:header_start].rstrip()
                 found.setdefault(turn.role, set()).add(self._cut_at_answer_end(closing) or closing)
         return {role: tuple(one for one in _sort_texts(texts) if one) for role, texts in found.items()}
 

@@ -26,7 +26,7 @@ from rowmill.core.json import Json, to_json
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.rows import ContentSpan, Conversation, MaskedConversation, Message, Rejected, Span
 
-MASKING_VERSION = 9
+MASKING_VERSION = 10
 """Increment it when any mask may change."""
 
 

@@ -6,7 +6,8 @@ r"""Frames: the closed list of template text that may train, and matching a turn
 
 The header is part of the generation prompt, so the model never writes it. The model writes the rest, the inner text
 between own texts, and the end. All are learned from probe conversations of every shape. A row with any other template
-text around its own text is rejected.
+text around its own text is rejected. Numbers in template text, as in `[Round 2]`, count the turns: text that differs
+in its numbers alone is the same text.
 """
 
 import re
@@ -31,6 +32,8 @@ _JSON_END = re.compile(rf"{_JSON_SYNTAX}\Z")
 ID_PLACEHOLDER = "\0"
 """Placeholder for a call's id, which templates print within template text."""
 _MAX_KNOWN_ENDINGS = 4096
+_MAX_MORE_DIGITS = 16
+"""How much longer the numbers of a text may be than those of the learned one."""
 MIN_ID_CHARS = 3
 """Ids shorter than this are ignored: they occur in other text by chance."""
 
@@ -57,6 +60,27 @@ def get_call_ids(message: Message) -> tuple[str, ...]:
         if isinstance(identifier, str) and len(identifier) >= MIN_ID_CHARS:
             found.append(identifier)
     return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _compile_numbered(text: str, *, is_ending: bool) -> "re.Pattern[str] | None":
+    """Return a pattern for a text with any numbers, None if it has none; an ending is matched up to a search's end."""
+    parts = _DIGITS.split(text)
+    return re.compile(r"\d+".join(map(re.escape, parts)) + (r"\Z" if is_ending else "")) if len(parts) > 1 else None
+
+
+def find_ending(text: str, ending: str, start: int, stop: int) -> int | None:
+    """Return where an ending of `text[start:stop]` begins, whatever its numbers are; None if it ends otherwise."""
+    pattern = _compile_numbered(ending, is_ending=True)
+    if pattern is None:
+        return stop - len(ending) if text.endswith(ending, start, stop) else None
+    found = pattern.search(text, max(start, stop - len(ending) - _MAX_MORE_DIGITS), stop)
+    return found.start() if found else None
+
+
+def remove_ending(text: str, ending: str) -> str:
+    """Return a text without an ending, whatever its numbers are; the whole text if it ends otherwise."""
+    return text[: find_ending(text, ending, 0, len(text))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +133,8 @@ class TemplateFrames:
 
     @cached_property
     def _varying_prefixes(self) -> dict[TurnPrefix, bool]:
-        """All prefixes, longest first, and whether their rest holds ids or numbers, which differ from row to row."""
-        return {one: ID_PLACEHOLDER in one.rest or bool(_DIGITS.search(one.rest)) for one in self.prefixes}
+        """All prefixes, longest first, and whether their rest holds ids, which differ from row to row."""
+        return {one: ID_PLACEHOLDER in one.rest for one in self.prefixes}
 
     def match_prefix(self, text: str, start: int, position: int, ids: Sequence[str]) -> TurnPrefix | None:
         """Return the prefix that ends at `position` of a render and begins at `start` or later.
@@ -119,16 +143,11 @@ class TemplateFrames:
         """
         for prefix, varies in self._varying_prefixes.items():
             for rest in fill_in_call_ids(prefix.rest, ids) if varies else (prefix.rest,):
-                own = rest if text.endswith(rest, start, position) else None
-                if own is None and varies and _DIGITS.search(rest):
-                    pattern = r"\d+".join(map(re.escape, _DIGITS.split(rest))) + r"\Z"
-                    found = re.compile(pattern).search(text, max(start, position - len(rest) - 16), position)
-                    own = found.group() if found else None
-                if own is None or not text.endswith(prefix.header, start, position - len(own)):
-                    continue
+                at = find_ending(text, rest, start, position)
+                header = None if at is None else find_ending(text, prefix.header, start, at)
                 # A prefix without header must directly follow other own text or begin the render.
-                if prefix.header or position - len(own) == start:
-                    return TurnPrefix(prefix.header, own)
+                if header is not None and (prefix.header or at == start):
+                    return TurnPrefix(text[header:at], text[at:position])
         return None
 
     def allows_inner(self, before: str, after: str, text: str, ids: Sequence[str]) -> bool:
@@ -191,7 +210,12 @@ class TemplateFrames:
 def _find_end_at(ends: Sequence[str], text: str, position: int, ids: Sequence[str]) -> str:
     for end in ends:
         for one in fill_in_call_ids(end, ids) if ID_PLACEHOLDER in end else (end,):
-            if one and text.startswith(one, position):
+            pattern = _compile_numbered(one, is_ending=False)
+            if pattern is not None:
+                found = pattern.match(text, position)
+                if found:
+                    return found.group()
+            elif one and text.startswith(one, position):
                 return one
     return ""
 
@@ -237,19 +261,25 @@ def split_into_units(text: str, control_tokens: tuple[str, ...]) -> list[str]:
     return _compile_unit_pattern(control_tokens).findall(text)
 
 
-def find_common_start(first: str, second: str, control_tokens: tuple[str, ...]) -> str:
-    """Return the longest common prefix of whole units."""
-    units = split_into_units(first, control_tokens)
-    return "".join(units[: _count_common_units(units, split_into_units(second, control_tokens))])
+def find_common_start(first: str, second: str, control_tokens: tuple[str, ...], *, any_numbers: bool = False) -> str:
+    """Return the longest common prefix of whole units, of the first text if units may differ in their numbers."""
+    units, others = split_into_units(first, control_tokens), split_into_units(second, control_tokens)
+    forms = map(_mask_numbers, (units, others)) if any_numbers else (units, others)
+    count = _count_common_units(*forms)
+    return "".join(units[:count])
 
 
 def find_common_end(texts: Sequence[str], control_tokens: tuple[str, ...]) -> str:
-    """Return the longest common suffix of whole units."""
+    """Return the longest common suffix of whole units, of the first text; units may differ in their numbers."""
     found = split_into_units(texts[0], control_tokens)[::-1]
     for text in texts[1:]:
         other = split_into_units(text, control_tokens)[::-1]
-        found = found[: _count_common_units(found, other)]
+        found = found[: _count_common_units(_mask_numbers(found), _mask_numbers(other))]
     return "".join(reversed(found))
+
+
+def _mask_numbers(units: Sequence[str]) -> list[str]:
+    return [_DIGITS.sub("0", unit) for unit in units]
 
 
 def _count_common_units(first: Sequence[str], second: Sequence[str]) -> int:
@@ -275,11 +305,16 @@ def find_opening_token(text: str, control_tokens: tuple[str, ...]) -> str:
     return text[: len(text) - len(start)] + token if token else ""
 
 
+def is_token(unit: str, control_tokens: Sequence[str]) -> bool:
+    """Return whether a unit of template text is a control token or a tag."""
+    return len(unit) > 1 and (unit in control_tokens or unit[0] in "<[")
+
+
 def cut_at_last_token(text: str, control_tokens: tuple[str, ...]) -> str:
     """Return a text from its last control token or tag on; the whole text if it has none."""
     parts = split_into_units(text, control_tokens)
     for i in range(len(parts) - 1, -1, -1):
-        if len(parts[i]) > 1 and (parts[i] in control_tokens or parts[i][0] in "<["):
+        if is_token(parts[i], control_tokens):
             return "".join(parts[i:])
     return text
 
@@ -319,9 +354,9 @@ def contains_prompt(text: str, prompts: Sequence[str], control_tokens: tuple[str
 
 
 def _make_spaced_pattern(prompt: str, control_tokens: tuple[str, ...]) -> str:
-    """Return a pattern that matches a prompt's units with any white space between them."""
+    """Return a pattern that matches a prompt's units with any white space between them, and any numbers."""
     parts = [unit for unit in split_into_units(prompt, control_tokens) if not unit.isspace()]
-    joined = r"\s*".join(map(re.escape, parts))
+    joined = r"\s*".join(r"\d+".join(map(re.escape, _DIGITS.split(part))) for part in parts)
     return joined + (r"\s*" if prompt[-1:].isspace() else "") if parts else r"(?!)"
 
 

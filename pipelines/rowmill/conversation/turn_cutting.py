@@ -21,7 +21,12 @@ from typing import NamedTuple
 
 from rowmill.conversation.character_ownership import RenderedConversation, group_by_message
 from rowmill.conversation.options import Loss
-from rowmill.conversation.template_frames import TemplateFrames, get_call_ids, measure_json_closing
+from rowmill.conversation.template_frames import (
+    TemplateFrames,
+    get_call_ids,
+    measure_json_closing,
+    remove_ending,
+)
 from rowmill.schema.rows import ContentSpan, Message, Rejected, Span
 
 
@@ -242,7 +247,8 @@ class TurnCutter:
         role = self.messages[index]["role"]
         start, content_end = group.pieces[0].start, max(piece.end for piece in group.pieces)
         gap, header = text[group.before : start], self.frames.headers.get(role, "")
-        start -= len(header if header.strip() and gap.endswith(header) else self.frames.find_header(gap))
+        own = remove_ending(gap, header) if header.strip() else gap
+        start -= len(gap) - len(own) if own != gap else len(self.frames.find_header(gap))
         end = content_end
         if self.loss.end_of_turn != "mask":
             known = self.frames.closings.get(role, ())

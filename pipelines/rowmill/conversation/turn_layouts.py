@@ -2,7 +2,7 @@ r"""Masks of plain chats, a batch at a time: the template text around contents, 
 
     roles     user, assistant                     one layout
     text      <|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n%s<|im_end|>\n
-    place      0: 17 bytes before, context           1: 33 bytes before, trains itself and 10 bytes after
+    place      0: 17 bytes before, context           1: 33 bytes before, trains itself and 10 bytes after, ends at 11
 
 A row has a layout if its messages have only a role and a content, and its contents satisfy the conditions of
 `PlaceholderRendering`. Text and mask then follow by addition.
@@ -18,9 +18,9 @@ from rowmill.conversation.content_tracing import PlaceholderRendering
 from rowmill.core.arrays import Ints
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Span
 
-BEFORE, KIND, MESSAGE, TRAINS, TRAINED_BEFORE, TRAINED_AFTER = range(6)
-"""The columns of `TurnLayout.places`. In bytes: the constant text before a content, and how much of the text before and
-after it trains with it."""
+BEFORE, KIND, MESSAGE, TRAINS, TRAINED_BEFORE, TRAINED_AFTER, MESSAGE_AFTER = range(7)
+"""The columns of `TurnLayout.places`. In bytes: the constant text before a content, how much of the text before and
+after it trains with it, and how much of the text after it is still its message's."""
 
 MIN_FOREIGN_CHARS = 8
 """Texts of another message at least this long do not occur in a trained span by chance."""
@@ -33,7 +33,7 @@ MAX_CACHED_LAYOUTS = 4096
 class TurnLayout:
     """The template text around the contents of one sequence of roles.
 
-    `pattern` is the text with `%s` for each content; `places` is int64[contents, 6] with the columns above.
+    `pattern` is the text with `%s` for each content; `places` is int64[contents, 7] with the columns above.
     """
 
     roles: tuple[str, ...]
@@ -82,6 +82,7 @@ class TurnLayout:
             text=self.text(contents),
             trained=tuple(Span(to(s.start), to(s.end), s.message) for s in self.masked.trained),
             pieces=tuple(ContentSpan(to(p.start), to(p.end), p.message, p.kind) for p in self.masked.pieces),
+            message_ends=tuple(map(to, self.masked.message_ends)),
         )
 
 
@@ -125,11 +126,12 @@ def _measure_content_place(
     span = trained[0] if trained else Span(piece.start, piece.end, piece.message)
     if piece.message != number or len(trained) > 1 or span.message != number or span.start < before:
         return None
+    message_end = next((end for end in masked.message_ends if end >= span.end), span.end)
 
     def size(start: int, end: int) -> int:
         return len(text[start:end].encode())
 
     return [
         size(before, piece.start), kinds.index(piece.kind), number, int(bool(trained)),
-        size(span.start, piece.start), size(piece.end, span.end),
+        size(span.start, piece.start), size(piece.end, span.end), size(piece.end, message_end),
     ]  # fmt: skip

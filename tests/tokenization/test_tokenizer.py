@@ -81,15 +81,16 @@ def test_trained_tokens_touch_the_span_and_no_other_messages_text(
     places = [np.array([value], np.int64) for value in (0, start, end, before, behind)]
     spans = FlatSpans(places[0], places[1], places[2], places[3], places[4])
 
-    mask, _, boundary_tokens = find_trained_tokens(encoded, locate_in_batch(encoded), spans)
+    found = find_trained_tokens(encoded, locate_in_batch(encoded), spans)
 
     inside = (encoded.starts >= start) & (encoded.ends <= end)
     touches = (encoded.starts < end) & (encoded.ends > start)
     shared = ((encoded.starts < start) & (encoded.starts < before)) | ((encoded.ends > end) & (encoded.ends > behind))
     expected = touches & ~shared if start < end else np.zeros(len(inside), bool)
-    assert boundary_tokens == int((expected & ~inside).sum())
+    assert found.crossing == int((expected & ~inside).sum())
     expected[:1] = False
-    assert mask.tolist() == expected.tolist()
+    assert found.mask.tolist() == expected.tolist()
+    assert found.withheld.tolist() == np.flatnonzero(touches & shared & (start < end)).tolist()
 
 
 @settings(deadline=None)

@@ -416,17 +416,18 @@ class FrameLearner:
 
         What a constant part ends with is still the header's if it also stands before a message that begins a render.
         """
-        constant, pairs = ending, [{"role": "user", "content": "qzearlier ask"}, {"role": turn.role, "content": ""}]
+        constant = ending
         leading = next((i for i, message in enumerate(turn.messages) if message["role"] != "system"), 0)
         for exchanges in (1, 2):
-            added = [
-                {**message, "content": f"qzearlier {message['role']} {number}"}
+            added: list[Message] = [
+                {"role": role, "content": f"qzearlier {role} {number}"}
                 for number in range(exchanges)
-                for message in pairs
+                for role in ("user", turn.role)
             ]
             longer = [*turn.messages[:leading], *added, *turn.messages[leading : turn.follower + 1]]
             moved = turn.message + len(added)
-            after = next((one.ending for one in self._render_shape(longer, turn.tools) if one.message == moved), None)
+            again = self._render_shape(longer, turn.tools)
+            after = next((one.ending for one in reversed(again) if one.message == moved), None)
             if after is not None:
                 constant = find_common_start(constant, after, self._tokens, any_numbers=True)
         if constant == ending:

@@ -186,7 +186,9 @@ class Masker:
                 merged.append(span)
         lost = _count_kinds(dropped) if dropped else {}
         weights = dict(sorted(weights.items()))
-        return MaskedConversation(cut.text, tuple(merged), tuple(pieces), lost, untrained, weights)
+        return MaskedConversation(
+            cut.text, tuple(merged), tuple(pieces), lost, untrained, weights, message_ends=cut.message_ends
+        )
 
     def find_layout(self, roles: Sequence[str]) -> TurnLayout | None:
         """Return the layout of chats with these roles; None if each of their rows must be masked by itself.

@@ -49,10 +49,11 @@ class TurnBounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrainedText:
-    """The trained spans of a render, and its text, with an end of turn if one had to be appended."""
+    """The trained spans of a render, its text, with an end of turn if one had to be appended, and the message ends."""
 
     trained: list[Span]
     text: str
+    message_ends: tuple[int, ...]
 
 
 class _ContentGroup(NamedTuple):
@@ -88,15 +89,23 @@ class TurnCutter:
         overrides_blocks = (loss.lead, loss.end_of_turn, loss.trailing, loss.finish) != (None, None, None, "auto")
         trained = self._select_blocks(pieces, wanted) if self.by_blocks else []
         text = self.rendered.text
+        message_ends: list[int] = []
         for group in _make_content_groups(pieces, self.rendered.text, wanted):
             if self.messages[group.message]["role"] not in self.roles:
-                trained.append(self._cut_other_role(group))
-                continue
-            if self.by_blocks and not overrides_blocks:
+                span, end = self._cut_other_role(group)
+                trained.append(span)
+                message_ends.append(self._skip_space(end, group))
                 continue
             turn = self._find_turn_bounds(group)
+            if self.by_blocks and not overrides_blocks:
+                # The blocks alone decide what trains: text that nothing else explains may be in one.
+                known = group.pieces[-1].end if isinstance(turn, Rejected) else turn.end
+                blocks = [span.end for span in trained if span.message == group.message and span.end <= group.after]
+                message_ends.append(self._skip_space(max([known, *blocks]), group))
+                continue
             if isinstance(turn, Rejected):
                 return turn
+            message_ends.append(self._skip_space(turn.end, group))
             # Each part trains as its option says, else by the table above.
             parts = (
                 (turn.header, turn.start, self.loss.lead, "mask"),
@@ -119,7 +128,12 @@ class TurnCutter:
             start = max(span.start, ordered[-1].end) if ordered else span.start
             if span.end > start:
                 ordered.append(span if start == span.start else Span(start, span.end, span.message))
-        return TrainedText(ordered, text)
+        return TrainedText(ordered, text, tuple(message_ends))
+
+    def _skip_space(self, position: int, group: _ContentGroup) -> int:
+        """Return where the white space at a position ends, which is still the message's, before the next own text."""
+        space = self.rendered.text[position : group.after]
+        return position + len(space) - len(space.lstrip())
 
     # ── generation blocks ──
 
@@ -207,8 +221,7 @@ class TurnCutter:
         ending = ending or ""
         end = content_end + len(ending)
         stop = end - len(frames.find_end_token(last.kind, ending))
-        space = text[end : group.after]
-        trailing = end + len(space) - len(space.lstrip()) if ending else end
+        trailing = self._skip_space(end, group) if ending else end
         return TurnBounds(index, last.kind, start - len(prefix.header), start, content_end, stop, end, trailing)
 
     def _is_partial_end(self, kind: str, after: str, ids: Sequence[str]) -> bool:
@@ -241,22 +254,20 @@ class TurnCutter:
 
     # ── messages of other roles ──
 
-    def _cut_other_role(self, group: _ContentGroup) -> Span:
-        """Return the span of a message of another role: its header, its own text, and its end."""
+    def _cut_other_role(self, group: _ContentGroup) -> tuple[Span, int]:
+        """Return the span of a message of another role: its header, its own text, and its end; and where it ends."""
         text, index = self.rendered.text, group.message
         role = self.messages[index]["role"]
         start, content_end = group.pieces[0].start, max(piece.end for piece in group.pieces)
         gap, header = text[group.before : start], self.frames.headers.get(role, "")
         own = remove_ending(gap, header) if header.strip() else gap
         start -= len(gap) - len(own) if own != gap else len(self.frames.find_header(gap))
-        end = content_end
-        if self.loss.end_of_turn != "mask":
-            known = self.frames.closings.get(role, ())
-            end += next((len(one) for one in known if text.startswith(one, content_end)), 0)
+        known = self.frames.closings.get(role, ())
+        message_end = content_end + next((len(one) for one in known if text.startswith(one, content_end)), 0)
+        end = content_end if self.loss.end_of_turn == "mask" else message_end
         if self.loss.trailing == "train":
-            space = text[end : group.after]
-            end += len(space) - len(space.lstrip())
-        return Span(start, end, index)
+            end = self._skip_space(end, group)
+        return Span(start, end, index), message_end
 
 
 def _make_content_groups(pieces: Sequence[ContentSpan], text: str, wanted: set[int]) -> list[_ContentGroup]:

@@ -243,6 +243,10 @@ def _render_dataset(build: BuildView, name: str) -> Iterator[RenderableType]:
         count, tokens = examples.rows_with_tools, require_counted(examples.tool_tokens)
         cost = f"{tokens:,} tokens, {tokens // count:,} per row, at most {examples.most_tool_tokens:,}"
         yield from (_render_label("tool schemas"), Text(f"    {format_count(count, 'row')}, {cost}"))
+    if examples is not None and examples.untrained_boundary_tokens:
+        held = format_count(require_counted(examples.untrained_boundary_tokens), "token")
+        what = "with trained text and text of another message: untrained"
+        yield from (_render_label("tokens across messages"), Text(f"    {held} {what}"))
     lengths = build.find_output(name, TRUNCATION_STATS)
     if lengths is not None:
         yield from _render_lengths(lengths)

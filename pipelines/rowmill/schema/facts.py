@@ -190,6 +190,8 @@ class TokenizedExamplesFacts:
     """Batches of which a sampled text differed between the paths; the reference path encoded them again."""
     boundary_tokens: int | Uncounted = UNCOUNTED
     """Tokens that cross an edge between trained and other text."""
+    untrained_boundary_tokens: int | Uncounted = UNCOUNTED
+    """Tokens with trained text that do not train, because they hold text of another message too."""
     prompts_compared: int | Uncounted = UNCOUNTED
     """Generation prompts of a sample that were compared with the training text."""
     rows_with_tools: int | Uncounted = UNCOUNTED

@@ -239,7 +239,8 @@ class MaskedConversation:
     `trained` are character ranges, ascending, disjoint, with the supervised message of each (−1 if everything is
     trained); an appended end of turn belongs to the last message. `pieces` locate the row's own text for token classes;
     `dropped` counts own text that the template did not print, by kind. `weights` are loss weights by the message of a
-    trained span; a missing one is 1.
+    trained span; a missing one is 1. `message_ends` are the places, ascending, at which messages that train end, with
+    the white space after them: text from there on, such as the next header, belongs to another message.
     """
 
     text: str
@@ -248,6 +249,7 @@ class MaskedConversation:
     dropped: dict[str, int] = field(default_factory=dict[str, int])
     reasoning_untrained: int = 0
     weights: dict[int, float] = field(default_factory=dict[int, float])
+    message_ends: tuple[int, ...] = ()
 
 
 ROW_SCHEMA = pa.schema(

@@ -40,9 +40,9 @@ from rowmill.tokenization.tokenizer import EncodedTexts, Encoder, compute_byte_p
 class FlatSpans:
     """Byte ranges over a batch: range i is `[starts[i], ends[i])` of text `texts[i]`, ascending.
 
-    `before` int64 is where the nearest foreign text, of another message or untrained, ends before each range, 0 without
-    one; `behind` is where the next one begins, the text's length or more without one. `weights` float32 are the ranges'
-    loss weights (None: all are 1).
+    `before` int64 is where the nearest foreign text ends before each range, 0 without one: own text of another message
+    or untrained. `behind` is where the next one begins, the text's length or more without one: such own text, or the
+    next message's header. `weights` float32 are the ranges' loss weights (None: all are 1).
     """
 
     texts: Ints
@@ -77,34 +77,52 @@ def locate_in_batch(encoded: EncodedTexts) -> BatchPositions:
     return BatchPositions(bases, encoded.starts + per_token, encoded.ends + per_token)
 
 
-def find_trained_tokens(
-    encoded: EncodedTexts, positions: BatchPositions, spans: FlatSpans
-) -> tuple[Bools, Weights | None, int]:
-    """Return which tokens train, bool[T], their loss weights, float32[T], and how many cross an edge of a span.
+@dataclass(frozen=True, slots=True)
+class TrainedTokens:
+    """Which tokens of a batch train.
 
-    A token trains if one of its bytes is in a trained span and none belongs to foreign text, as in `transformers` and
-    TRL, at both edges. The first token of a text never trains, because no token precedes it. A token that does not
-    train weighs 0, one in two spans as much as the later span says; without weights of spans there are none of tokens.
+    `mask` bool[T] with the loss weights `weights` float32[T]; `crossing` counts trained tokens across an edge of a
+    span. `withheld` int64 are the tokens with trained text that do not train because they hold foreign text too.
+    """
+
+    mask: Bools
+    weights: Weights | None
+    crossing: int
+    withheld: Ints
+
+
+def find_trained_tokens(encoded: EncodedTexts, positions: BatchPositions, spans: FlatSpans) -> TrainedTokens:
+    r"""Find the tokens that train, and their loss weights.
+
+    A token trains if one of its bytes is in a trained span and none belongs to foreign text.
+
+        ASSISTANT: It is 3. USER: And then?      own text and end of turn: `It is 3. `, with the blank
+                  ╌╌      ╌  ╌╌╌                 ` It` and `.` train, ` US` does not: it holds the next header
+
+    The first token of a text never trains, because no token precedes it. A token that does not train weighs 0, one in
+    two spans as much as the later span says; without weights of spans there are none of tokens.
     """
     if not len(encoded.ids):
-        return np.zeros(0, bool), None, 0
-    first, last, boundary_tokens = _find_token_ranges(positions, spans)
+        return TrainedTokens(np.zeros(0, bool), None, 0, np.zeros(0, np.int64))
+    first, last, crossing, withheld = _find_token_ranges(positions, spans)
     edges = np.zeros(len(encoded.ids) + 1, np.int64)
     np.add.at(edges, first, 1)
     np.add.at(edges, last, -1)
     mask = np.cumsum(edges[:-1]) > 0
     nonempty = np.diff(encoded.offsets) > 0
     mask[encoded.offsets[:-1][nonempty]] = False
+    # What one message withholds may train as the start of the next one.
+    withheld = withheld[~mask[withheld]]
     if spans.weights is None:
-        return mask, None, boundary_tokens
+        return TrainedTokens(mask, None, crossing, withheld)
     weights, sizes = np.zeros(len(mask), np.float32), last - first
     weights[expand_ranges(first, sizes)] = np.repeat(spans.weights, sizes)
     weights[~mask] = 0
-    return mask, weights, boundary_tokens
+    return TrainedTokens(mask, weights, crossing, withheld)
 
 
-def _find_token_ranges(positions: BatchPositions, spans: FlatSpans) -> tuple[Ints, Ints, int]:
-    """Return the first token of every span, the token after its last one, and how many tokens cross an edge."""
+def _find_token_ranges(positions: BatchPositions, spans: FlatSpans) -> tuple[Ints, Ints, int, Ints]:
+    """Return the first token of every span, the token after its last one, and the last two of `TrainedTokens`."""
     starts, ends = positions.starts, positions.ends
     offset = positions.bases[spans.texts]
     left, right = spans.starts + offset, spans.ends + offset
@@ -113,15 +131,16 @@ def _find_token_ranges(positions: BatchPositions, spans: FlatSpans) -> tuple[Int
     last = np.searchsorted(starts, right, "left")
     kept = (first < last) & (left < right)
     begins, stops = starts[np.minimum(first, len(starts) - 1)], ends[np.maximum(last - 1, 0)]
-    # A token across an edge is left out if it reaches the neighboring foreign text.
+    # A token across an edge is withheld if it reaches the neighboring foreign text.
     shares_left = kept & (begins < left) & (begins < spans.before + offset)
     first = first + shares_left
     shares_right = kept & (stops > right) & (stops > spans.behind + offset) & (last > first)
     last = last - shares_right
+    withheld = np.unique(np.concatenate((first[shares_left] - 1, last[shares_right])))
     kept &= first < last
     whole_left, whole_right = np.searchsorted(starts, left, "left"), np.searchsorted(ends, right, "right")
     boundary_tokens = int((last - first - np.maximum(whole_right - whole_left, 0))[kept].sum())
-    return np.where(kept, first, 0), np.where(kept, last, 0), boundary_tokens
+    return np.where(kept, first, 0), np.where(kept, last, 0), boundary_tokens, withheld
 
 
 TEMPLATE_KIND = SPAN_KINDS.index("template")
@@ -184,17 +203,20 @@ def flatten_masks(masked: Sequence[MaskedConversation]) -> tuple[FlatContentSpan
 def _find_neighbours(one: MaskedConversation, trained: Span) -> tuple[int, int]:
     """Return the end of the last foreign text before a trained range, and the start of the next one.
 
-    Foreign is the text of other messages, and text of the same message that does not train, such as reasoning that
-    truncation cut.
+    Foreign is the own text of other messages, text of the same message that does not train, such as reasoning that
+    truncation cut, and behind the range everything that follows its message.
     """
-    pieces = one.pieces
+    pieces, message_ends = one.pieces, one.message_ends
     first, last = bisect_left(pieces, trained.start, key=itemgetter(0)), len(pieces)
     behind = max(first, bisect_left(pieces, trained.end, key=itemgetter(0)))
     while first > 0 and not _is_foreign(pieces[first - 1], trained, one):
         first -= 1
     while behind < last and not _is_foreign(pieces[behind], trained, one):
         behind += 1
-    return pieces[first - 1].end if first else 0, pieces[behind].start if behind < last else NO_TEXT_BEHIND
+    after = bisect_left(message_ends, trained.end)
+    message_end = message_ends[after] if after < len(message_ends) else NO_TEXT_BEHIND
+    start = pieces[behind].start if behind < last else NO_TEXT_BEHIND
+    return pieces[first - 1].end if first else 0, min(start, message_end)
 
 
 def _is_foreign(piece: ContentSpan, trained: Span, one: MaskedConversation) -> bool:
@@ -208,11 +230,15 @@ def _is_foreign(piece: ContentSpan, trained: Span, one: MaskedConversation) -> b
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
-    """Encoded texts as examples, text i that of row i; `bad` are those whose tokens have empty or backward offsets."""
+    """Encoded texts as examples, text i that of row i; `bad` are those whose tokens have empty or backward offsets.
+
+    `withheld` int64[N] counts the tokens of each text that hold trained text and text of another message.
+    """
 
     columns: "ExampleColumns"
     bad: Bools
     boundary_tokens: int
+    withheld: Ints
 
     def example(self, i: int) -> "Example":
         """Return one text as views into the arrays."""
@@ -228,6 +254,7 @@ class EncodedBatch:
             span_kinds=every.span_kinds[own],
             original_tokens=right - left,
             original_trained=int(every.original_trained[i]),
+            withheld=int(self.withheld[i]),
         )
 
     def select(self, rows: Ints, kept: Bools) -> "ExampleColumns":
@@ -240,7 +267,7 @@ class EncodedBatch:
 def make_batch(encoded: EncodedTexts, pieces: FlatContentSpans, trained: FlatSpans) -> EncodedBatch:
     """Find the tokens of byte ranges for all texts of a batch."""
     positions = locate_in_batch(encoded)
-    mask, weights, boundary_tokens = find_trained_tokens(encoded, positions, trained)
+    found = find_trained_tokens(encoded, positions, trained)
     counts = pieces.counts
     texts = np.repeat(np.arange(len(counts)), counts)
     places = np.stack((pieces.starts, pieces.ends), axis=1).ravel()
@@ -250,9 +277,16 @@ def make_batch(encoded: EncodedTexts, pieces: FlatContentSpans, trained: FlatSpa
     tokens = np.minimum(tokens, encoded.offsets[texts_of_places + 1])
     # A token that reaches from one message's text into another's belongs to neither, so the first piece ends before it.
     follows = (texts[1:] == texts[:-1]) & (pieces.messages[1:] != pieces.messages[:-1])
-    last = np.maximum(tokens[1:-1:2] - 1, 0)
-    shared = follows & (encoded.ends[last] > pieces.starts[1:]) & (encoded.starts[last] < pieces.ends[:-1])
-    tokens[1:-1:2] -= shared
+    last = np.maximum(tokens[1::2] - 1, 0)
+    shared, withheld = np.zeros(len(last), bool), np.zeros(len(counts), np.int64)
+    if len(found.withheld):
+        is_withheld = np.zeros(len(encoded.ids), bool)
+        is_withheld[found.withheld] = True
+        shared = is_withheld[last] & (tokens[1::2] > tokens[::2])
+        withheld = count_true(is_withheld, encoded.offsets)
+    last = last[:-1]
+    shared[:-1] |= follows & (encoded.ends[last] > pieces.starts[1:]) & (encoded.starts[last] < pieces.ends[:-1])
+    tokens[1::2] -= shared
     # Entry 0 of each text is its start; every piece adds its own start and end.
     entry_offsets = compute_offsets(2 * counts + 1)
     is_first = np.zeros(int(entry_offsets[-1]), bool)
@@ -282,17 +316,17 @@ def make_batch(encoded: EncodedTexts, pieces: FlatContentSpans, trained: FlatSpa
         ks=np.zeros(len(counts), np.int64),
         offsets=encoded.offsets,
         ids=encoded.ids,
-        mask=mask,
+        mask=found.mask,
         span_offsets=offsets,
         span_starts=relative[kept],
         span_messages=messages[kept],
         span_kinds=kinds[kept],
         original_tokens=np.diff(encoded.offsets),
-        original_trained=count_true(mask, encoded.offsets),
+        original_trained=count_true(found.mask, encoded.offsets),
         removed={},
-        weights=weights,
+        weights=found.weights,
     )
-    return EncodedBatch(columns, bad, boundary_tokens)
+    return EncodedBatch(columns, bad, found.crossing, withheld)
 
 
 @dataclass(slots=True)
@@ -310,6 +344,8 @@ class Example:
     span_kinds: NDArray[np.int8]
     original_tokens: int
     original_trained: int
+    withheld: int = 0
+    """Tokens with trained text that do not train, because they hold text of another message too."""
     messages_removed: int = 0
     exchanges_removed: int = 0
     reasoning_removed: int = 0
@@ -380,7 +416,9 @@ class TokenizationCounts:
     sample: ReferenceSample = field(default_factory=ReferenceSample)
     """The stretches of the part's texts that were compared with the reference."""
     boundary_tokens: int = 0
-    """Tokens that cross an edge of a span."""
+    """Trained tokens that cross an edge of a span."""
+    untrained_boundary_tokens: int = 0
+    """Tokens of examples with trained text that do not train, because they hold text of another message too."""
     prompts_compared: int = 0
     """Rows whose generation prompt was encoded alone and compared with the row's ids."""
     prompts_that_differ: list[str] = field(default_factory=list[str])

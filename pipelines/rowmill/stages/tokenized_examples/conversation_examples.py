@@ -439,10 +439,13 @@ class ConversationExampleBuilder:
             rendered.append(candidates)
         masked = [(one.masked, one.ordinary) for row in rendered if not isinstance(row, Rejected) for one in row]
         encoded = iter(self._steps.encode_masked(masked, counts))
-        return [
+        outcomes = [
             row if isinstance(row, Rejected) else self._finish_row(row, list(islice(encoded, len(row))), counts)
             for row in rendered
         ]
+        for outcome in outcomes:
+            counts.untrained_boundary_tokens += 0 if isinstance(outcome, Rejected) else sum(e.withheld for e in outcome)
+        return outcomes
 
     def _decode(self, rows: pa.Table) -> tuple[Sequence[Conversation], Bools]:
         """Decode each row as one conversation, and return which of them have control strings: bool[N]."""
@@ -790,6 +793,7 @@ def _join_sides(sides: Sequence[Example], kinds: Sequence[int], margin: float | 
         span_kinds=np.concatenate([side.span_kinds for side in sides]),
         original_tokens=sum(side.original_tokens for side in sides),
         original_trained=sum(side.original_trained for side in sides),
+        withheld=sum(side.withheld for side in sides),
         messages_removed=sides[0].messages_removed,
         exchanges_removed=sum(side.exchanges_removed for side in sides),
         tokens_cut=sum(side.tokens_cut for side in sides),

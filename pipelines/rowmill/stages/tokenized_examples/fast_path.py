@@ -22,6 +22,7 @@ from rowmill.conversation.turn_layouts import (
     KIND,
     MAX_CACHED_LAYOUTS,
     MESSAGE,
+    MESSAGE_AFTER,
     TRAINED_AFTER,
     TRAINED_BEFORE,
     TRAINS,
@@ -32,7 +33,6 @@ from rowmill.schema.rows import Conversation, Message
 from rowmill.stages.tokenized_examples.conversation_examples import LARGEST_HALF, RowJudge
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import (
-    NO_TEXT_BEHIND,
     EncodedBatch,
     ExampleColumns,
     FlatContentSpans,
@@ -102,6 +102,7 @@ class BatchedChatPath:
         if self._limit is not None:
             kept &= batch.columns.original_tokens <= self._limit
         counts.boundary_tokens += batch.boundary_tokens
+        counts.untrained_boundary_tokens += int(batch.withheld[kept].sum())
         return batch.select(places[chosen.places], kept)
 
     def print_text(self, messages: Sequence[Message]) -> str:
@@ -165,16 +166,16 @@ class BatchedChatPath:
         # The sum runs over all rows; subtract the bytes of the rows before.
         ends -= np.repeat(ends[firsts] - places[firsts, BEFORE] - lengths[firsts], counts_of_rows)
         starts = ends - lengths
-        # For each content the end of the previous one in its row, and the start of the next one.
-        before, behind = np.roll(ends, 1), np.roll(starts, -1)
-        before[firsts], behind[lasts - 1] = 0, NO_TEXT_BEHIND
+        # For each content the end of the previous one in its row. Behind a message that trains begins another's text.
+        before = np.roll(ends, 1)
+        before[firsts] = 0
         trains = places[:, TRAINS] > 0
         trained = FlatSpans(
             texts=np.repeat(np.arange(len(counts_of_rows)), counts_of_rows)[trains],
             starts=starts[trains] - places[trains, TRAINED_BEFORE],
             ends=ends[trains] + places[trains, TRAINED_AFTER],
             before=before[trains],
-            behind=behind[trains],
+            behind=ends[trains] + places[trains, MESSAGE_AFTER],
         )
         pieces = FlatContentSpans(counts_of_rows, starts, ends, places[:, MESSAGE], places[:, KIND])
         return make_batch(encoded, pieces, trained)

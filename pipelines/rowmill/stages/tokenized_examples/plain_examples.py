@@ -139,7 +139,7 @@ class PlainTextExampleBuilder:
         answered = self._find_control(outputs, "response", rows, counts, EdgeStrings(end=self._end))
         counts.controlled_rows += len(asked.controlled | answered.controlled)
         joined = replace(asked, texts=[text + joint for text in asked.texts]) if joint else asked
-        given, answers = self._encode_sides(joined, answered, counts, trains_output=trains_output)
+        given, answers = self._encode_sides(joined, answered, counts, trains=trains)
         bos = self._make_edge_column("add_bos", card.bos_id, card.adds_bos, len(inputs), trains=False)
         eos = self._make_edge_column("add_eos", card.eos_id, card.eos_id is not None, len(inputs), trains=trains_output)
         sizes = np.diff(given.tokens.offsets)
@@ -163,7 +163,12 @@ class PlainTextExampleBuilder:
         return columns, sizes, {**given.rejected, **answers.rejected}
 
     def _encode_sides(
-        self, given: _ControlledTexts, answers: _ControlledTexts, counts: TokenizationCounts, *, trains_output: bool
+        self,
+        given: _ControlledTexts,
+        answers: _ControlledTexts,
+        counts: TokenizationCounts,
+        *,
+        trains: tuple[bool, bool],
     ) -> tuple[_EncodedTexts, _EncodedTexts]:
         """Encode inputs and outputs: apart, or as one text cut between them."""
         if self.dataset.loss.boundary != "whole":
@@ -181,8 +186,10 @@ class PlainTextExampleBuilder:
                 ranges[place] = sorted([*ranges.get(place, []), *across])
         whole = self._encode(_ControlledTexts(texts, ranges, {**given.rejected, **answers.rejected}), counts)
         edges = np.array([len(text.encode()) for text in given.texts], np.int64)
+        trains_input, trains_output = trains
         first, second, across = split_at_byte(whole.tokens, edges, boundary_tokens_first=trains_output)
         counts.boundary_tokens += across
+        counts.untrained_boundary_tokens += across if trains_input != trains_output else 0
         return _EncodedTexts(first, whole.rejected), _EncodedTexts(second, {})
 
     def build_documents(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:

@@ -45,7 +45,7 @@ from rowmill.tokenization.stored_tokenizers import (
 )
 from rowmill.tokenization.tokenizer import LoadedTokenizer
 
-VERSION = 8
+VERSION = 9
 """Increase it when any row may become another example, or facts change."""
 
 
@@ -300,7 +300,8 @@ def _select_reasons(reasons: Mapping[str, int], names: Collection[str]) -> dict[
 
 
 _SUMMED_FACTS = ("trained_removed", "dropped_trained", "reference_path_texts", "fast_path_mismatches",
-                 "boundary_tokens", "prompts_compared", "rows_with_tools", "tool_tokens")  # fmt: skip
+                 "boundary_tokens", "untrained_boundary_tokens", "prompts_compared", "rows_with_tools",
+                 "tool_tokens")  # fmt: skip
 """Facts of the stage that are sums of those of its parts."""
 
 

@@ -394,6 +394,7 @@ def tokenize_part(inputs: TokenizeInputs, place: PartPlace) -> PartResult:
         "altered": counts.altered,
         "template": counts.template,
         "boundary_tokens": counts.boundary_tokens,
+        "untrained_boundary_tokens": counts.untrained_boundary_tokens,
         "prompts_compared": counts.prompts_compared,
         "prompts_that_differ": len(counts.prompts_that_differ),
         "examples_of_prompts": counts.prompts_that_differ[:3],

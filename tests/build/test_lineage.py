@@ -146,3 +146,17 @@ def test_version_names_the_current_output_or_else_the_last_one(two_ways: tuple[W
 
     manifest.make_current(store, statistics)
     assert manifest.load_version(store, STATISTICS, statistics.version) == statistics
+
+
+def test_doubtful_header_is_that_of_the_file_that_is_read_now(tmp_path: Path) -> None:
+    workspace, content = Workspace(tmp_path), b"1,2\n3,4\n5,6\n"
+    results = [
+        workspace.one(name, content, {"kind": "records"})
+        .build(only=("raw_dataset",))
+        .result("doubtful_header", "rows", "raw_dataset")
+        for name in ("a.csv", "b.csv")
+    ]
+
+    assert [result.what for result in results] == [
+        f"the first line of data/{name} looks like the others" for name in ("a.csv", "b.csv")
+    ]

@@ -337,3 +337,20 @@ def test_value_that_decides_a_result_has_results_of_its_own(change: dict[str, An
     [threshold] = [one for one in _terms() if one.check == "unknown_roles"]
 
     assert replace(threshold, **change).digest != threshold.digest
+
+
+def test_results_name_the_samples_of_their_output_and_not_of_another_of_equal_content(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    first, _ = _judged(store, GOOD | {"unknown_roles": 0.5})
+    other = manifest.save_manifest(store, replace(first, fingerprint="g", samples={"unknown_roles": ("b:7",)}))
+    shown = {
+        one.fingerprint: judge.run_checks(store, one, _terms(unknown_roles={"at_most": 1})) for one in (first, other)
+    }
+    loaded = judge.load_check_results(store, other, _terms(unknown_roles={"at_most": 1}))
+    samples = {
+        name: next(result.samples for result in results if result.check == "unknown_roles")
+        for name, results in {**shown, "loaded": loaded}.items()
+    }
+
+    assert other.version == first.version
+    assert samples == {"f": ("a:1", "a:2"), "g": ("b:7",), "loaded": ("b:7",)}

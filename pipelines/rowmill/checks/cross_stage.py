@@ -302,9 +302,14 @@ def _format_count_or_share(count: float) -> str:
 # ── What its source looks like ────────────────────────────────────────────────────────────────────
 
 
+def _list_dialects(scanned: Manifest) -> list[tuple[str, dict[str, Any]]]:
+    """Return the CSV files of a source by URL, with what was found of each."""
+    return [(scan["url"], dialect) for scan in scanned.details["scans"] if (dialect := scan.get("dialect"))]
+
+
 def _measure_doubtful_headers(_: Store, scanned: Manifest) -> CrossStageMeasurement:
     """Count the CSV files whose header looks like the rows below it; a note on them, not a part of what was read."""
-    dialects = [(scan["url"], dialect) for scan in scanned.details["scans"] if (dialect := scan.get("dialect"))]
+    dialects = _list_dialects(scanned)
     doubtful = [url for url, dialect in dialects if dialect["looks_headless"]]
     if not dialects:
         return CrossStageMeasurement(NOT_APPLICABLE)
@@ -314,7 +319,10 @@ def _measure_doubtful_headers(_: Store, scanned: Manifest) -> CrossStageMeasurem
 
 
 CROSS_STAGE_FACTS: dict[str, CrossStageFact] = {
-    "doubtful_header": CrossStageFact(lambda _, __: "", _measure_doubtful_headers),
+    # Files may be renamed although their content is the same.
+    "doubtful_header": CrossStageFact(
+        lambda _, scanned: digest_json(_list_dialects(scanned)), _measure_doubtful_headers
+    ),
     "end_to_end_loss": CrossStageFact(lambda _, output: digest_json(output.inputs), _measure_loss),
     # Rows may change although their examples do not.
     "drift": CrossStageFact(

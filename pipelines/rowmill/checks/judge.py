@@ -172,9 +172,9 @@ class _SavedResults:
         raw = self.results.get(self._identify(threshold))
         if raw is None:
             return None
-        values: dict[str, Any] = {**raw, "key": tuple(raw["key"]), "samples": tuple(raw["samples"])}
-        sentences = _word_sentences(self.manifest, threshold, raw["explanation"], root=self.store.root)
-        return CheckResult(**values, **sentences)
+        values: dict[str, Any] = {**raw, "key": tuple(raw["key"])}
+        about = _describe_output(self.manifest, threshold, raw["explanation"], root=self.store.root)
+        return CheckResult(**values, **about)
 
     def find_run_waiver(self, check: str) -> str:
         """Return why a run accepted a check's failure on this version; empty if none did."""
@@ -195,7 +195,7 @@ class _SavedResults:
 
     def add(self, thresholds: Sequence[Threshold], results: Sequence[CheckResult]) -> None:
         for threshold, result in zip(thresholds, results, strict=True):
-            values = {name: value for name, value in asdict(result).items() if name not in _SENTENCES}
+            values = {name: value for name, value in asdict(result).items() if name not in _UNSAVED}
             self.results[self._identify(threshold)] = values
         self.store.write_sealed(
             _check_results_path(self.manifest.key, self.manifest.version), {"results": self.results}
@@ -208,12 +208,14 @@ class _SavedResults:
         return digest_json(threshold.digest, across.basis(self.store, self.manifest))
 
 
-_SENTENCES = ("what", "wanted", "remedy", "applies_to")
-"""Fields of a result that are worded anew whenever it is loaded, so that no saved result holds an old sentence."""
+_UNSAVED = ("samples", "what", "wanted", "remedy", "applies_to")
+"""Fields of a result that are set anew whenever it is loaded, so that no saved result holds an old sentence, or samples
+of another output of equal content: of its rows' ids and places, which are no content."""
 
 
-def _word_sentences(manifest: Manifest, threshold: Threshold, explanation: str, *, root: str) -> dict[str, Any]:
+def _describe_output(manifest: Manifest, threshold: Threshold, explanation: str, *, root: str) -> dict[str, Any]:
     return {
+        "samples": manifest.samples.get(threshold.check, ()),
         "what": explanation or threshold.what,
         "wanted": threshold.wanted,
         "remedy": format_remedy(threshold.remedy, format_recipe_argument(manifest.key[0], root), manifest.key[1]),
@@ -268,10 +270,9 @@ def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Thre
                 blocking=applies and not passed and severity == "error" and not covered,
                 waiver=threshold.waiver_reason if covered else "",
                 note=note,
-                samples=whole.samples.get(threshold.check, ()),
                 fact="" if threshold.fact == threshold.check else threshold.fact,
                 explanation=explanation,
-                **_word_sentences(whole, threshold, explanation, root=store.root),
+                **_describe_output(whole, threshold, explanation, root=store.root),
             )
         )
     return results

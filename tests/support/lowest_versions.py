@@ -18,7 +18,10 @@ def list_lowest_versions() -> list[str]:
     """Return `name==version` for each bound, in the order of pyproject.toml."""
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"].items()
-    named = [*project["dependencies"], *(one for extra, of in extras if extra not in ENVIRONMENTS_OF_THEIR_OWN for one in of)]
+    named = [
+        *project["dependencies"],
+        *(one for extra, of in extras if extra not in ENVIRONMENTS_OF_THEIR_OWN for one in of),
+    ]
     bounds = (re.match(r"([\w.-]+)>=([\d.]+)", one) for one in named)
     return list(dict.fromkeys(f"{bound[1]}=={bound[2]}" for bound in bounds if bound))
 

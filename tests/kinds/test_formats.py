@@ -9,9 +9,9 @@ from pydantic import TypeAdapter, ValidationError
 from rowmill import kinds
 from rowmill.conversation.options import Loss, Template
 from rowmill.core.config import describe_field
-from rowmill.core.json import Json, to_json
+from rowmill.core.json import Json, from_json, to_json
 from rowmill.kinds.base import DatasetOptions
-from rowmill.kinds.catalog import Auto, Chat, Format, Python, Supervised, Text
+from rowmill.kinds.catalog import Auto, Chat, Format, Preference, Python, Supervised, Text
 from rowmill.kinds.shared.canonicalization import Canonicalizer
 from rowmill.kinds.shared.messages import Tools
 from rowmill.schema.rows import Row
@@ -201,7 +201,8 @@ def test_shape_is_the_first_that_matches_each_record_or_the_named_one() -> None:
         ("a string", Chat(), "not_an_object"),
         ({"prompt": "ab"}, Supervised(), "missing_field"),
         ({"prompt": None, "response": "cd"}, Supervised(), "missing_field"),
-        ({"prompt": "ab", "response": 3}, Supervised(), "content_not_text"),
+        ({"prompt": "ab", "response": {"a": 3}}, Supervised(), "content_not_text"),
+        ({"prompt": 3, "response": "ab"}, Supervised(), "content_not_text"),
         ({"prompt": "ab", "response": " "}, Supervised(), "empty_text"),
         ({"instruction": "I", "input": 3, "output": "O"}, Supervised(), "content_not_text"),
         ({"text": 3}, Text(), "content_not_text"),
@@ -530,6 +531,43 @@ def test_record_is_left_as_it_was_and_its_text_and_other_keys_are_kept() -> None
     options = Chat(messages_field="dialog", role_field="speaker", content_field="text")
 
     assert turns(kept(record, options)) == [("user", "U"), ("assistant", "A")]
+
+
+# Answers that are numbers
+
+NUMBERS = ["3", "3.10", "1e3", "-0.0", "12345678901234567890123", "0.1", "true", "false", "1E-7"]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize(
+    ("form", "columns"),
+    [
+        (Supervised(input_field="question", output_field="answer"), ("question", "answer")),
+        (Supervised(), ("instruction", "output")),
+        (Chat(), ("question", "answer")),
+        (Chat(), ("instruction", "output")),
+    ],
+)
+def test_answer_that_is_a_number_is_its_text_as_written(form: Any, columns: tuple[str, str], number: str) -> None:
+    """The same as in CSV, whose cells are text; aws/fmeval pull request 168 casts such columns to text."""
+    raw = f'{{"{columns[0]}": "How many?", "{columns[1]}": {number}}}'
+    value = Canonicalizer(DatasetOptions(format=form)).restore_numbers(from_json(raw), raw.encode())
+
+    row = kept(value, form)
+
+    assert (row.output or row.messages[-1]["content"]) == number
+
+
+def test_number_in_an_exchange_and_in_a_side_is_its_text_and_other_columns_stay() -> None:
+    assert turns(kept({"conversation": [{"question": "How many?", "answer": 3}]}))[1] == ("assistant", "3")
+    assert turns(kept({"conversation": [["How many?", 3], ["And now?", True]]}))[1::2] == [
+        ("assistant", "3"), ("assistant", "true"),
+    ]  # fmt: skip
+    sides = kept({"prompt": "How many?", "chosen": 3, "rejected": 4.5}, Preference()).columns
+    assert [from_json(sides[name])[0]["content"] for name in ("chosen", "rejected")] == ["3", "4.5"]
+    raw = b'{"prompt": "a", "response": 3.10, "score": 3.10}'
+    restored = Canonicalizer(DatasetOptions(format=Supervised())).restore_numbers(from_json(raw.decode()), raw)
+    assert restored == {"prompt": "a", "response": "3.10", "score": 3.1}
 
 
 # Forms of a list of messages

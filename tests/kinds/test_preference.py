@@ -142,7 +142,7 @@ PAIR: dict[str, Any] = {"prompt": "U1", "chosen": "A1", "rejected": "B1"}
 HOSTILE: list[tuple[Any, str]] = [
     ({}, "unknown_schema"), ([], "not_an_object"), ({"prompt": "U1", "chosen": "A1"}, "unknown_schema"),
     ({**PAIR, "rejected": "A1"}, "identical_sides"), ({**PAIR, "rejected": " "}, "empty_completion"),
-    ({**PAIR, "rejected": []}, "empty_completion"), ({**PAIR, "rejected": 3}, "content_not_text"),
+    ({**PAIR, "rejected": []}, "empty_completion"), ({**PAIR, "rejected": {"a": 3}}, "bad_messages"),
     ({**PAIR, "prompt": 3}, "content_not_text"), ({**PAIR, "prompt": " "}, "empty_conversation"),
     ({**PAIR, "rejected": [3]}, "bad_messages"), ({**PAIR, "rejected": [{"content": "x"}]}, "bad_messages"),
     ({**PAIR, "margin": float("nan")}, "bad_margin"), ({**PAIR, "margin": "1"}, "bad_margin"),

@@ -14,9 +14,10 @@ import pytest
 
 from rowmill.core.json import from_json
 from rowmill.kinds.catalog import KINDS
+from rowmill.kinds.shared.messages import MORE_CONTEXT_COLUMNS
 from rowmill.kinds.shared.recognition import FormatChoice, Recognition, Sample, recognise_format
 from rowmill.kinds.supervised import PAIR_COLUMNS
-from rowmill.schema.rows import Row
+from rowmill.schema.rows import Rejected, Row
 from tests.support import row_reading
 
 SHAPES = Path(__file__).with_name("shapes")
@@ -202,6 +203,65 @@ def test_reported_file_is_read_as_what_it_is(real_data: Path, name: str) -> None
 
 
 @pytest.mark.real_data
+def test_reported_answers_and_contexts_are_read_from_their_columns(real_data: Path) -> None:
+    pair = {"kind": "supervised", "input_field": "question", "output_field": "answer"}
+    numbers, schemas = (load(real_data / f"reports/{name}.jsonl") for name in ("number_answers", "schema_column"))
+
+    assert propose(*numbers).options == pair
+    assert [read(one, pair).output for one in numbers] == [str(one["answer"]) for one in numbers]
+    with_schema = propose(*schemas).options
+    assert with_schema == pair | {"context_fields": ["schema"]}
+    assert read(schemas[0], with_schema).text == f"{schemas[0]['question']}\n{schemas[0]['schema']}"
+
+
+def test_boolean_answer_about_a_passage_is_a_pair() -> None:
+    """BoolQ's columns, as google-research-datasets/boolean-questions describes them."""
+    record = {"question": "do olives grow in the cold?", "answer": False, "passage": PASSAGE * 9}
+
+    row = read(record, propose(record).options)
+
+    assert (row.text, row.output) == (f"do olives grow in the cold?\n{PASSAGE * 9}", "false")
+
+
+CONTEXTS: dict[str, Any] = {
+    "text": "The bridge was built in 1900.",
+    "passages": ["The bridge was built", "in 1900."],
+    "titled": [{"title": "Bridges", "text": "It was built in 1900."}, {"text": "It fell.", "id": 3}],
+}
+
+
+@pytest.mark.parametrize("form", CONTEXTS)
+@pytest.mark.parametrize("column", [*MORE_CONTEXT_COLUMNS, "Schema"])
+@pytest.mark.parametrize(
+    "asked", [{"question": "When was it?", "answer": "In 1900."}, {"question": "When was it?", "ground_truth": "1900"}]
+)
+def test_context_is_proposed_by_its_name_and_refused_without(asked: dict[str, Any], column: str, form: str) -> None:
+    """As CRAG's and MS MARCO's passages, Spider's schemas, and the contexts of RAG datasets are written."""
+    record = {**asked, column: CONTEXTS[form]}
+
+    found = propose(record)
+
+    assert found.options["context_fields"] == [column]
+    row = read(record, found.options)
+    prompt = str(row.text if row.kind == "pair" else row.messages[0]["content"])
+    assert prompt.startswith("When was it?\n") and prompt.endswith(("1900.", "It fell."))
+    without = {name: value for name, value in found.options.items() if name != "context_fields"}
+    if column in MORE_CONTEXT_COLUMNS:
+        refused = row_reading.read(record, without)
+        assert isinstance(refused, Rejected) and refused.reason == "unread_prompt"
+        assert isinstance(row_reading.read({**asked, column: "doc-17"}, without), Row)
+
+
+def test_context_beside_messages_or_in_an_unknown_form_is_not_left_out() -> None:
+    chats = {"messages": [ASKED, ANSWERED], "documents": CONTEXTS["passages"]}
+    tables = {"question": "When was it?", "answer": "1900", "passages": [{"cells": ["It was built", "in 1900"]}]}
+
+    for record in (chats, tables):
+        assert choose([record]).proposal is None
+    assert propose({**chats, "documents": ["doc-17"]}).options == CHAT
+
+
+@pytest.mark.real_data
 def test_messages_of_a_tree_are_refused_and_said_to_be_a_tree(real_data: Path) -> None:
     choice = choose(load(real_data / "shapes/oasst_flat.jsonl"))
 
@@ -289,7 +349,6 @@ PASSAGE = "Olives grow around the sea, where the winter is mild and the summer i
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        ({"question": "do olives grow in the cold?", "answer": False, "passage": PASSAGE * 9}, "question: a column of"),
         ({"prompt": "Why did they?", "responses": [f"They cared. {PASSAGE}", "Nobody knows."]}, "nothing reads respon"),
         ({"sentences": ["One may be first.", "Another is behind."]}, ""),
         ({"prompt": f"### Q: why? ### A: {PASSAGE}", "output": PASSAGE}, "the prompt holds its response"),
@@ -319,7 +378,7 @@ PASSAGE = "Olives grow around the sea, where the winter is mild and the summer i
         ({"en": "Where is the old bridge?", "fr": "Où se trouve la vieille tour ?"}, "is text, as of prompts"),
     ],
     ids=[
-        *("question unread", "several responses", "sentences", "prompt with its response", "answers of another form"),
+        *("several responses", "sentences", "prompt with its response", "answers of another form"),
         *("truth as text", "chatml", "alpaca", "mistral", "system in capitals", "two documents", "weights", "image"),
         *("tree", "label", "named turns", "bold turns", "full width", "values", "wrapped", "choice", "label of text"),
         *("steps", "message", "translation"),

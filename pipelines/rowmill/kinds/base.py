@@ -243,6 +243,10 @@ class DatasetKind(Config):
         """Return the columns of answers and their prompts; None if the kind has no such columns."""
         return None
 
+    def list_answer_paths(self) -> Sequence[str]:
+        """Return the paths of answers, at which a number is text; none if the kind has no such columns."""
+        return ()
+
     def make_record_reader(self, options: "DatasetOptions") -> RecordReader:
         """Return the function that reads one record's columns into a row; raises ConfigError if the kind has none."""
         raise ConfigError(

@@ -16,6 +16,7 @@ from rowmill.kinds.shared.conversation_rows import (
     ConversationReader,
 )
 from rowmill.kinds.shared.messages import (
+    ASKING_COLUMNS,
     FUNCTION_CALL,
     KNOWN_ROLES,
     LIST_COLUMNS,
@@ -28,7 +29,7 @@ from rowmill.kinds.shared.messages import (
     split_open_transcript,
     split_transcript,
 )
-from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, suggest_context, try_options
 
 ROLE_KEYS = ("role", "from", "speaker", "author", "sender", "type")
 CONTENT_KEYS = ("content", "value", "text", "message", "utterance", "parts")
@@ -59,7 +60,9 @@ class Chat(ConversationColumns):
             return found
         has_more = {*SYSTEM_COLUMNS, "history"} & set(found.columns)
         has_lists = any(
-            type(parse_messages(record.get(name))) is not str for record in sample.whole for name in found.columns
+            is_list(parse_messages(record.get(name))) or is_mapping(record.get(name))
+            for record in sample.whole
+            for name in found.columns
         )
         has_turns = sample.is_mostly(
             any(type(text := record.get(name)) is str and split_open_transcript(text) for name in found.columns)
@@ -92,6 +95,8 @@ class Auto(ConversationColumns):
 def _suggest_columns(sample: Sample) -> Iterator[dict[str, Any]]:
     """Yield options for the columns of some records, the known ones first."""
     yield {}
+    if context := suggest_context(sample, *ASKING_COLUMNS):
+        yield context
     # Columns that are lists of messages, with the keys of role and content.
     found: Counter[tuple[str, str, str]] = Counter()
     for record in sample.whole:

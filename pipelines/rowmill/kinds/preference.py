@@ -44,8 +44,9 @@ from rowmill.kinds.shared.messages import (
     remove_flags,
     split_open_transcript,
     split_transcript,
+    write_number,
 )
-from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, suggest_context, try_options
 from rowmill.schema.examples import Objective
 from rowmill.schema.rows import Message, Row, RowKind, make_plain_report
 
@@ -116,6 +117,8 @@ class Preference(MessageColumns):
         prompts = [name for name in PROMPT_COLUMNS if name in present]
         known = present & {"prompt", "question", "instruction"}
         prompt = {} if known or not prompts else {"prompt_fields": prompts[:1]}
+        read = (*(prompt.get("prompt_fields") or known), *(one for names in SIDE_COLUMNS for one in names))
+        prompt |= suggest_context(sample, *read)
         options: list[dict[str, Any]] = [prompt, *({**prompt, **sides} for sides in named)]
         return choose_best(
             try_options(cls, {**objective, **one}, sample)
@@ -165,6 +168,10 @@ class Preference(MessageColumns):
     def count_sides(self) -> int:
         """Return how many texts an example has, each of which may be as long as the limit."""
         return 2 if self.objective == "paired" else 1
+
+    def list_answer_paths(self) -> Sequence[str]:
+        """Return the columns of both sides, and of single answers."""
+        return [*self.chosen_fields, *self.rejected_fields, *self.completion_fields]
 
     def list_answer_columns(self) -> None:
         """Return nothing: the columns of preference data are read."""
@@ -485,7 +492,7 @@ def _find_compared(record: Mapping[str, Json], columns: Preference) -> FoundSide
         names, better = pair, _read_choice(record, pair)
         if better is None:
             return None
-    sides = [parse_messages(record[names[i]]) for i in (better, 1 - better)]
+    sides = [parse_messages(write_number(record[names[i]])) for i in (better, 1 - better)]
     prompt = _find_prompt(record, columns)
     if prompt is None and all(map(is_list, sides)):
         chosen, rejected = (_read_side(side, columns) for side in sides)
@@ -547,7 +554,7 @@ def _find_unpaired(record: Mapping[str, Json], columns: Preference) -> FoundSide
         return None
     if type(value) not in (bool, int) or value not in (0, 1):
         raise RejectError("bad_label", f"{describe_type(value)}, expected true, false, 1 or 0")
-    answer = parse_messages(find_first_column(record, columns.completion_fields)[1])
+    answer = parse_messages(write_number(find_first_column(record, columns.completion_fields)[1]))
     prompt = None if answer is None else _find_prompt(record, columns)
     if prompt is not None:
         asked, answered = _read_side(prompt, columns, role="user"), _read_side(answer, columns)
@@ -562,7 +569,7 @@ def _find_unpaired(record: Mapping[str, Json], columns: Preference) -> FoundSide
 
 def _find_both(record: Mapping[str, Json], columns: Preference) -> tuple[Json, Json] | None:
     chosen, rejected = (
-        parse_messages(find_first_column(record, names)[1])
+        parse_messages(write_number(find_first_column(record, names)[1]))
         for names in (columns.chosen_fields, columns.rejected_fields)
     )
     return None if chosen is None or rejected is None else (chosen, rejected)

@@ -35,7 +35,7 @@ from rowmill.kinds.shared.messages import (
     remove_flags,
     split_open_transcript,
 )
-from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, suggest_context, try_options
 from rowmill.schema.examples import Objective
 from rowmill.schema.rows import Row, RowKind
 
@@ -117,7 +117,8 @@ class Prompts(MessageColumns):
     @classmethod
     def recognise(cls, sample: Sample) -> Recognition | None:
         """Recognise prompts with a ground truth, and prompts alone."""
-        found = choose_best([try_options(cls, {}, sample)])
+        context = suggest_context(sample, *cls.model_fields["prompt_fields"].default)
+        found = choose_best([try_options(cls, context, sample)])
         if found is not None and found.fits == found.of:
             named = any(get_at_path(record, path) is not None for record in sample.whole for path in _TELLING_PATHS)
             return replace(found, precedence=30) if named else _refuse_unread_answers(found)
@@ -126,7 +127,7 @@ class Prompts(MessageColumns):
         answers = _ANSWERING_COLUMNS & set(sample.columns)
         if not asks or answers:
             return None
-        options = {"require_ground_truth": False}
+        options = {"require_ground_truth": False, **context}
         found = choose_best([try_options(cls, {**options, "trailing_assistant": "reject"}, sample)])
         if found is None:
             return None

@@ -27,8 +27,9 @@ from rowmill.kinds.shared.messages import (
     is_list,
     join_context,
     parse_messages,
+    write_number,
 )
-from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.kinds.shared.recognition import Recognition, Sample, choose_best, suggest_context, try_options
 from rowmill.schema.rows import Row, RowKind, make_plain_report
 
 NESTED_RESPONSES = ("answers.text.0", "answers.0", "answer.text.0", "answer.value", "responses.0")
@@ -92,10 +93,16 @@ class Supervised(DatasetKind):
             or all(get_at_path(record, f"{path[:-1]}1") is None for record in sample.whole)
         ]
         nested = ((prompt, path) for path in paths for prompt in ("question", "prompt") if prompt in present)
-        context = [column for name in CONTEXT_COLUMNS if (column := sample.find_column(name)) is not None]
-        more = {} if set(context) <= set(CONTEXT_COLUMNS) else {"context_fields": context}
         found = choose_best(
-            try_options(cls, {"input_field": prompt, "output_field": response, **more}, sample)
+            try_options(
+                cls,
+                {
+                    "input_field": prompt,
+                    "output_field": response,
+                    **suggest_context(sample, prompt, response.partition(".")[0]),
+                },
+                sample,
+            )
             for prompt, response in (*named, *nested)
             if prompt is not None and response is not None
         )
@@ -115,6 +122,10 @@ class Supervised(DatasetKind):
         super().check_options(options)
         refuse_joined_separator(self.separate_with, options)
 
+    def list_answer_paths(self) -> Sequence[str]:
+        """Return the path of the response, and Alpaca's."""
+        return [self.output_field, "output"]
+
     def list_answer_columns(self) -> Sequence[str | None]:
         """Return the columns of prompt and response."""
         return [self.input_field, self.output_field, self.domain_key]
@@ -132,7 +143,8 @@ class Supervised(DatasetKind):
             and record.get("output") is not None
         ):
             prompt_field, response_field, schema = "instruction", "output", "alpaca"
-        prompt, response = (parse_messages(get_at_path(record, name)) for name in (prompt_field, response_field))
+        prompt = parse_messages(get_at_path(record, prompt_field))
+        response = parse_messages(write_number(get_at_path(record, response_field)))
         for name, value in ((prompt_field, prompt), (response_field, response)):
             if value is None:
                 raise RejectError(

@@ -11,8 +11,9 @@ shape of a record, or the record is refused: a prompt without its context asks s
 """
 
 import hashlib
+import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -33,6 +34,7 @@ from rowmill.kinds.shared.messages import (
     has_media,
     is_list,
     is_mapping,
+    iterate_texts,
     list_prompt_columns,
 )
 from rowmill.schema.rows import CONTENT_COLUMNS, ROW_KIND_COLUMNS, Message, PlainChat, Rejected, Row, RowKind
@@ -91,6 +93,7 @@ class Canonicalizer:
         self._plain_reader: PlainChatReader | None = None
         if isinstance(self._read, PlainChatReader) and not self._has_keys:
             self._plain_reader = self._read
+        self._answer_paths: Sequence[str] = options.format.list_answer_paths()
         self._never_plain: frozenset[str] = self.unread_preferences | MEDIA_COLUMNS
 
     def __call__(self, record: Json, *, arrow: bool = False) -> Row | Rejected:
@@ -115,6 +118,15 @@ class Canonicalizer:
         if self._plain_reader is None or not self._never_plain.isdisjoint(record):
             return None
         return self._plain_reader.read_plain(record)
+
+    def restore_numbers(self, record: dict[str, Json], raw: bytes) -> dict[str, Json]:
+        """Return a record with the answers that are numbers as its line writes them: 3.10 and 1e3 are no floats."""
+        paths = [path for path in self._answer_paths if type(get_at_path(record, path)) is float]
+        if not paths:
+            return record
+        written = json.loads(raw, parse_float=str, parse_constant=lambda _: None)
+        names = (path if path in record else path.partition(".")[0] for path in paths)
+        return record | {name: written[name] for name in names}
 
     def row(self, record: Mapping[str, Json]) -> Row | Rejected:
         """Return a record's row without its group, order and domain."""
@@ -271,22 +283,8 @@ def remove_nulls(value: Json) -> Json:
 # ── What nothing reads ──
 
 
-IDENTIFIER_CHARS = 40
-"""A text of one word up to this length is a name, a link or a hash, not text that could be trained."""
-
 _LEAST_CHARS = 4
 """Shorter texts stand in others by chance."""
-
-
-def iterate_texts(value: Json) -> Iterator[str]:
-    """Yield the texts inside a value, without names and links."""
-    if type(value) is str:
-        is_name = len(value) <= IDENTIFIER_CHARS and " " not in value.strip()
-        if not is_name and not value.startswith(("http://", "https://")):
-            yield value
-    elif type(value) is dict or type(value) is list:
-        for inner in value.values() if type(value) is dict else value:
-            yield from iterate_texts(inner)
 
 
 def measure_row_text(row: Row) -> int:

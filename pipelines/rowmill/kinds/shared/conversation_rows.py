@@ -37,7 +37,7 @@ from rowmill.core.config import describe_type
 from rowmill.core.json import Json, to_json
 from rowmill.core.python_literals import begins_like_literal
 from rowmill.kinds.base import PAIR_SIDES, DatasetKind, DatasetOptions, refuse_mask_names
-from rowmill.kinds.shared.canonicalization import RecordReader, iterate_texts
+from rowmill.kinds.shared.canonicalization import RecordReader
 from rowmill.kinds.shared.filters import Filters
 from rowmill.kinds.shared.messages import (
     ASKING_COLUMNS,
@@ -58,6 +58,7 @@ from rowmill.kinds.shared.messages import (
     get_at_path,
     is_list,
     is_mapping,
+    iterate_texts,
     join_context,
     link_calls,
     list_prompt_columns,
@@ -75,6 +76,7 @@ from rowmill.kinds.shared.messages import (
     split_open_transcript,
     split_tool_results,
     split_transcript,
+    write_number,
 )
 from rowmill.kinds.shared.reasoning import (
     REASONING_KEY,
@@ -158,6 +160,10 @@ class ConversationColumns(MessageColumns):
     """Columns that may hold the response, as text or messages; the first that is not null is used."""
     single_turn: bool = False
     """Keep only the system message, the first user message and the next assistant message."""
+
+    def list_answer_paths(self) -> Sequence[str]:
+        """Return the columns of responses."""
+        return self.response_fields
 
     def list_answer_columns(self) -> Sequence[str | None]:
         """Return the columns of messages, prompts and responses."""
@@ -312,7 +318,7 @@ def _read_exchange(item: Mapping[str, Json], asked: str, answered: str) -> list[
     others = {key: value for key, value in item.items() if key not in (asked, answered, name)}
     turns: list[Json] = [
         {"role": "user", "content": item.get(asked)},
-        {**others, "role": "assistant", "content": item.get(answered)},
+        {**others, "role": "assistant", "content": write_number(item.get(answered))},
     ]
     return [{"role": "system", "content": system}, *turns] if system else turns
 
@@ -354,7 +360,7 @@ def _detect_alpaca(record: Mapping[str, Json], columns: ConversationColumns) -> 
         return None
     prompt, used = join_context(record, "instruction", columns.context_fields, response_field)
     history = read_history(record)
-    turns = [*history, *read_exchange(prompt, response)]
+    turns = [*history, *read_exchange(prompt, write_number(response))]
     used = (*used, response_field, *(("history",) if history else ()))
     return DetectedMessages("alpaca", turns, columns=used)
 
@@ -393,7 +399,7 @@ def _detect_prompt_response(record: Mapping[str, Json], columns: ConversationCol
     )
     if prompt is None or response is None:
         return None
-    prompt, response = parse_messages(prompt), parse_messages(response)
+    prompt, response = parse_messages(prompt), parse_messages(write_number(response))
     used: tuple[str, ...] = (prompt_field, response_field)
     if type(prompt) is str:
         prompt, used = join_context(record, prompt_field, columns.context_fields, response_field)

@@ -18,7 +18,7 @@ A placeholder such as `<image>` rejects a record that has the media in a column;
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -29,7 +29,7 @@ from pydantic import Field
 
 from rowmill.conversation.options import MAX_WEIGHT, MIN_WEIGHT, Loss
 from rowmill.core.config import Config, describe_type
-from rowmill.core.json import Json, RepeatedKeyError, from_json, from_json_without_repeats
+from rowmill.core.json import Json, RepeatedKeyError, from_json, from_json_without_repeats, to_json
 from rowmill.core.python_literals import begins_like_literal, from_python
 from rowmill.kinds.shared.reasoning import REASONING_PARTS, read_thoughts
 from rowmill.schema.rows import Message, Rejected
@@ -472,10 +472,34 @@ def read_kwargs(value: Json) -> tuple[dict[str, Json], bool]:
 SYSTEM_COLUMNS = ("system", "system_prompt", "system_message", "systemInstruction", "system_instruction")
 """Columns that hold a conversation's system message, the most likely first."""
 
+IDENTIFIER_CHARS = 40
+"""A text of one word up to this length is a name, a link or a hash, not text that could be trained."""
+
+
+def iterate_texts(value: Json) -> Iterator[str]:
+    """Yield the texts inside a value, without names and links."""
+    if type(value) is str:
+        is_name = len(value) <= IDENTIFIER_CHARS and " " not in value.strip()
+        if not is_name and not value.startswith(("http://", "https://")):
+            yield value
+    elif type(value) is dict or type(value) is list:
+        for inner in value.values() if type(value) is dict else value:
+            yield from iterate_texts(inner)
+
+
 CONTEXT_COLUMNS = ("input", "context")
 """Columns that hold text which belongs to the prompt and stands after it, the most likely first."""
 
-PROMPT_COLUMNS = frozenset({*SYSTEM_COLUMNS, *CONTEXT_COLUMNS, "history", "instruction", "choices", "options"})
+MORE_CONTEXT_COLUMNS = (
+    *("schema", "db_schema", "document", "documents", "passage", "passages", "paragraph", "paragraphs", "article"),
+    *("contexts", "evidence", "background", "story"),
+)
+"""Columns that hold such text in some datasets, and a name or a number in others: where they hold text, a recipe must
+say whether it belongs to the prompt."""
+
+_SURE_PROMPT_COLUMNS = frozenset({*SYSTEM_COLUMNS, *CONTEXT_COLUMNS, "history", "instruction", "choices", "options"})
+
+PROMPT_COLUMNS = frozenset({*_SURE_PROMPT_COLUMNS, *MORE_CONTEXT_COLUMNS})
 """Columns whose name says that they belong to a prompt."""
 
 
@@ -488,7 +512,10 @@ def list_prompt_columns(record: Mapping[str, Json], read: Sequence[str]) -> list
     return [
         name
         for name in sorted(PROMPT_COLUMNS)
-        if name not in read and (value := record.get(name)) and not (type(value) is str and value.isspace())
+        if name not in read
+        and (value := record.get(name))
+        and not (type(value) is str and value.isspace())
+        and (name in _SURE_PROMPT_COLUMNS or any(iterate_texts(value)))
     ]
 
 
@@ -540,12 +567,39 @@ def join_context(
         extra = record.get(name)
         if name in (prompt_field, response_field) or extra is None or extra == "":
             continue
-        if type(extra) is not str:
-            raise RejectError("content_not_text", f"{name} is {describe_type(extra)}")
+        extra = _join_passages(extra)
+        if extra is None:
+            raise RejectError("content_not_text", f"{name} is {describe_type(record[name])}, expected text or passages")
         used.append(name)
         if not extra.isspace():
             text = f"{text}\n{extra}"
     return text, tuple(used)
+
+
+_PASSAGE_KEYS = ("text", "content", "passage", "passage_text", "paragraph_text", "body", "value")
+
+
+def _join_passages(value: Json) -> str | None:
+    """Return a context's text: its own, or that of its passages, each on new lines; None if it is something else.
+
+    ["a", "b"]   [{"title": "A", "text": "a"}, …]
+    """
+    if type(value) is str:
+        return value
+    passages: list[str] = []
+    for passage in value if is_list(value) else [value]:
+        name, text = find_first_column(passage, _PASSAGE_KEYS) if is_mapping(passage) else ("", passage)
+        others = {key: one for key, one in passage.items() if key not in (name, "title")} if name else {}
+        title = passage.get("title") if name else None
+        if type(text) is not str or any(iterate_texts(others)) or not (title is None or type(title) is str):
+            return None
+        passages += [title, text] if title else [text]
+    return "\n".join(passages)
+
+
+def write_number(value: Json) -> Json:
+    """Return a number or a boolean as its text, as a CSV's cell has it; any other value as it is."""
+    return to_json(value) if type(value) in (bool, int, float) else value
 
 
 def read_history(record: Mapping[str, Json]) -> list[Json]:
@@ -580,7 +634,11 @@ def pair_history(value: Json) -> list[Json] | None:
                 "answer]; name other roles in format.role_map",
             )
     roles = ("user", "assistant")
-    return [{"role": roles[i], "content": text} for pair in value for i, text in enumerate(pair)]
+    return [
+        {"role": roles[i], "content": write_number(text) if i else text}
+        for pair in value
+        for i, text in enumerate(pair)
+    ]
 
 
 PAIR_COLUMNS = (

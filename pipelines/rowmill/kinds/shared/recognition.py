@@ -24,7 +24,6 @@ from rowmill.core.json import Json
 from rowmill.kinds.base import DatasetKind, DatasetOptions
 from rowmill.kinds.shared.canonicalization import (
     ANSWER_PAIRS,
-    IDENTIFIER_CHARS,
     Canonicalizer,
     list_present_columns,
     measure_row_text,
@@ -32,7 +31,14 @@ from rowmill.kinds.shared.canonicalization import (
     remove_nulls,
 )
 from rowmill.kinds.shared.conversation_rows import explain_tree
-from rowmill.kinds.shared.messages import ASKING_COLUMNS, PROMPT_COLUMNS
+from rowmill.kinds.shared.messages import (
+    ASKING_COLUMNS,
+    CONTEXT_COLUMNS,
+    IDENTIFIER_CHARS,
+    MORE_CONTEXT_COLUMNS,
+    PROMPT_COLUMNS,
+    iterate_texts,
+)
 from rowmill.schema.rows import Rejected
 
 RECORDS_LOOKED_AT = 200
@@ -227,6 +233,20 @@ def try_options(
         notes,
         kind.PRECEDENCE,
     )
+
+
+def suggest_context(sample: Sample, *read: str) -> dict[str, Any]:
+    """Return the option of the columns that hold a prompt's context, if their names are not the known ones.
+
+    `read` are the columns of the prompt and its answer.
+    """
+    found = [column for name in CONTEXT_COLUMNS if (column := sample.find_column(name)) is not None]
+    for name in MORE_CONTEXT_COLUMNS:
+        column = sample.find_column(name)
+        if column is not None and sample.is_mostly(any(iterate_texts(one.get(column))) for one in sample.whole):
+            found.append(column)
+    context = [column for column in found if column not in read]
+    return {} if set(context) <= set(CONTEXT_COLUMNS) else {"context_fields": context}
 
 
 def choose_best(found: Iterable[Recognition]) -> Recognition | None:

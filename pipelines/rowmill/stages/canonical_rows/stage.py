@@ -115,7 +115,7 @@ def _reconcile_groups(
     return reconciled
 
 
-VERSION = 13
+VERSION = 14
 """Increase it when any record may become another row, a row may be in another split, or facts change."""
 
 

@@ -353,7 +353,10 @@ def canonicalize_part(inputs: CanonicalInputs, place: PartPlace) -> PartResult:
             columns.add_plain(row_id, plain)
             unread.add(record.value, plain)
             continue
-        made = (record.rejected,) if record.rejected else reader.read(record.value, arrow=part.arrow)
+        value = record.value
+        if value is not None and isinstance(reader, Canonicalizer):
+            value = reader.restore_numbers(value, record.raw)
+        made = (record.rejected,) if record.rejected else reader.read(value, arrow=part.arrow)
         if record.value is not None and not (isinstance(made[0], Row) and made[0].kind == "text"):
             columns.note_preferences(row_id, list_present_columns(record.value, reader.unread_preferences))
         further += len(made) - 1

@@ -62,7 +62,7 @@ def listen_after_a_free_port() -> socket.socket:
     raise AssertionError("no two free ports in a row")
 
 
-@pytest.mark.parametrize(("offset", "server"), [(0, "Dagster"), (1, "the server of reports")])
+@pytest.mark.parametrize(("offset", "server"), [(0, "Dagster"), (1, "the viewer of builds")])
 def test_busy_port_is_one_sentence_that_names_it_and_the_option(
     offset: int, server: str, tmp_path: Path, started: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -249,7 +249,7 @@ def _build_and_look(visit: Visit, widths: Sequence[tuple[int, int]]) -> None:
 
     link = visit.page.locator("a[href*='/demo/report.html']").first.get_attribute("href")
     visit.go(link, "Warnings: nothing is blocked")
-    assert visit.page.locator("a[href*='packed_shards.html#end_to_end_loss']").count() > 0
+    assert visit.page.locator("a[href*='check=end_to_end_loss']").count() > 0
     assert visit.page.locator(".trained").count() > 0
     visit.page.get_by_label("reason").select_option("bad_messages")
     shown = visit.page.locator("#rows-list .row:visible")

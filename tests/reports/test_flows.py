@@ -7,6 +7,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from rowmill.build.steps import plan_steps
+from rowmill.inspection import trace
 from rowmill.reports import flows
 from rowmill.reports.flows import Flow, FlowBranch, FlowLevel
 from rowmill.schema import manifest
@@ -52,7 +53,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 def traced(built: Built) -> dict[str, tuple[Flow, Flow]]:
     project = built.project
     made = {step.key: manifest.load_current(project.store, step.key) for step in plan_steps(project)}
-    chains = {name: flows.select_chain(made, project.recipe.name, name) for name in project.recipe.datasets}
+    chains = {name: trace.select_chain(made, project.recipe.name, name) for name in project.recipe.datasets}
     return {
         name: (
             flows.balance_levels(flows.iterate_row_levels(chain, name)),
@@ -116,7 +117,7 @@ def test_flow_ends_where_a_stage_was_not_built_from_the_one_before(
     assert rows is not None
     mixed = made | {rows.key: replace(rows, version="another")}
 
-    chain = flows.select_chain(mixed, "mini", "chats")
+    chain = trace.select_chain(mixed, "mini", "chats")
     summed = flows.sum_flows([flows.balance_levels(flows.iterate_row_levels(chain, "chats")), traced["pairs"][0]])
     assert list(chain) == ["raw_dataset", "canonical_rows"]
     assert [level.label for level in summed] == ["records read", "rows"]

@@ -1,10 +1,6 @@
 """The report and the pages of expectations: complete, harmless, small, right in every number, and leading somewhere."""
 
-import http.client
 import re
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +22,6 @@ from rowmill.schema.manifest import DisplayTable
 from rowmill.stats.views import query_views
 from tests.reports.conftest import make_hostile_rows, with_hostile_rows
 from tests.support.markup import Page
-from tests.support.ports import take_free_ports
 from tests.support.recipes import Built, Workspace, chat
 
 
@@ -293,60 +288,3 @@ def test_check_that_runs_alone_hides_no_other_result(tmp_path: Path) -> None:
     assert alone.check == "rejects"
     assert [check for (check,) in shown] == sorted(one.check for one in step.thresholds)
     assert f"{len(step.shown_thresholds)} of {len(step.shown_thresholds)} judged" in docs
-
-
-# ── Served ─────────────────────────────────────────────────────────────────────────────────────────
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
-    (tmp_path / "demo").mkdir()
-    (tmp_path / "demo" / "report.html").write_text("<p>whole</p>", encoding="utf-8")
-    port = take_free_ports()
-    command = [sys.executable, "-m", "rowmill.reports.server", str(tmp_path), "127.0.0.1", str(port)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            yield process, port
-        finally:
-            process.kill()
-
-
-def _get(port: int, path: str, host: str = "127.0.0.1:1") -> tuple[int, bytes]:
-    """Ask until the server listens; a minute at most."""
-    for _ in range(600):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        try:
-            connection.request("GET", path, headers={"Host": host})
-        except ConnectionRefusedError:
-            time.sleep(0.1)
-            continue
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    raise AssertionError("the server never listened")
-
-
-@pytest.mark.slow
-def test_reports_are_served_to_this_machine_only_and_until_whoever_asked_for_them_is_gone(
-    served: tuple["subprocess.Popen[bytes]", int],
-) -> None:
-    process, port = served
-
-    assert _get(port, "/demo/report.html") == (200, b"<p>whole</p>")
-    assert _get(port, "/demo/")[0] == 404
-    assert _get(port, "/../secret")[0] == 404
-    assert _get(port, "/demo/report.html", host="evil.invalid:80")[0] == 403
-    assert process.stdin is not None
-    process.stdin.close()
-    assert process.wait(timeout=60) == 0
-
-
-@pytest.mark.slow
-def test_address_that_no_file_can_have_is_not_found_and_prints_nothing(
-    served: tuple["subprocess.Popen[bytes]", int],
-) -> None:
-    process, port = served
-    odd = ["/demo/report.html%00", "/%00", "/%ED%A0%80", "/%FF", "/demo/report.html/", f"/{'a' * 5_000}"]
-
-    assert [_get(port, path)[0] for path in odd] == [404] * len(odd)
-    assert process.stdin is not None
-    assert process.stderr is not None
-    process.stdin.close()
-    assert process.stderr.read() == b""

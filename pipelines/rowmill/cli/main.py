@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from rowmill.cli.build_commands import add_build_commands, add_generation_commands
 from rowmill.cli.error_boundary import ExitStatus, choose_exit_status, explain_error
 from rowmill.cli.inspection_commands import add_inspection_commands
-from rowmill.cli.projects import add_init_command, add_ui_command
+from rowmill.cli.projects import add_init_command, add_ui_command, add_view_command
 from rowmill.cli.version_commands import add_version_commands, add_work_command
 from rowmill.core import errors, installation
 
@@ -128,6 +128,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add_inspection_commands(commands)
     add_generation_commands(commands)
     add_version_commands(commands)
+    add_view_command(commands)
     add_ui_command(commands)
     return parser
 

@@ -211,6 +211,45 @@ def add_ui_command(commands: "Commands") -> None:
     ui.add_argument("--port", type=parse_positive, default=3000, help="port to listen on (default: 3000)")
 
 
+def add_view_command(commands: "Commands") -> None:
+    """Add the command that shows builds in a browser."""
+    about = "show builds in a browser: every number leads to its rows; reads only, on this machine only"
+    view = commands.add_parser("view", help=about, description=f"{about[0].upper()}{about[1:]}.")
+    view.set_defaults(command=_run_view)
+    view.add_argument("recipe", metavar="RECIPE", nargs="?", help="recipe to begin with (default: a page of all)")
+    add_root_option(view)
+    view.add_argument(
+        "--losses", metavar="DIR", default="", help="folder of a trainer's ExampleLosses, shown with rows"
+    )
+    view.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on (default: 127.0.0.1); others than loopback want a token",
+    )
+    view.add_argument("--port", type=parse_positive, default=3002, help="port to listen on (default: 3002)")
+
+
+def _run_view(args: argparse.Namespace) -> int:
+    from rowmill.cli.ui import require_free_port
+    from rowmill.viewer import server
+    from rowmill.viewer.builds import Builds
+
+    path = None if args.recipe is None else recipe_path(args.recipe)
+    builds = Builds.of_folder(configs_folder(), choose_root(args), losses=args.losses, recipe=path)
+    if path is not None:
+        # A recipe that is not valid is an error of the command, not of a page.
+        builds.open_project(path.stem)
+    require_free_port(args.host, args.port, "rowmill view", "stop that program, or choose another port with --port")
+    server.serve(
+        builds,
+        host=args.host,
+        port=args.port,
+        page="" if path is None else path.stem,
+        announce=lambda address: print(address, flush=True),
+    )
+    return ExitStatus.SUCCESS
+
+
 def _run_ui(args: argparse.Namespace) -> int:
     from rowmill.cli import ui
 

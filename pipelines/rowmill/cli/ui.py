@@ -51,10 +51,10 @@ def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
             f"{root}: no project; rowmill ui needs a folder with configs/, or a workspace.yaml; run it in the "
             "project's folder, or start a project with rowmill init"
         )
-    _require_free_port(host, port, "Dagster", "stop that program, or choose another port with --port")
+    require_free_port(host, port, "Dagster", "stop that program, or choose another port with --port")
     environment = os.environ | SERVER_ENVIRONMENT | {"DAGSTER_HOME": str(prepare_home(root))}
     if "ROWMILL_REPORTS_URL" not in environment:
-        environment["ROWMILL_REPORTS_URL"] = _start_report_server(root, host, port + 1)
+        environment["ROWMILL_REPORTS_URL"] = _start_viewer(root, host, port + 1)
     # Dagster shows what builds made before its history began, or on another machine. If that fails, it has said so, and
     # the daemon reports the outputs later.
     subprocess.run([sys.executable, "-m", "dagster_rowmill.outside_builds"], env=environment, cwd=root, check=False)
@@ -67,7 +67,7 @@ def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
     os.execvpe(command[0], command, environment)  # noqa: S606  (the arguments are ours, and no shell is wanted)
 
 
-def _require_free_port(host: str, port: int, server: str, remedy: str) -> None:
+def require_free_port(host: str, port: int, server: str, remedy: str) -> None:
     """Refuse an address that cannot be listened on, so that no server dies with a traceback of another library."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -82,21 +82,16 @@ def _require_free_port(host: str, port: int, server: str, remedy: str) -> None:
         raise ConfigError(f"{host}:{port}: {problem}; {server} needs a free port; {remedy}") from error
 
 
-def _start_report_server(root: Path, host: str, port: int) -> str:
-    """Start the server of reports and return its address; empty if the storage root is not a local folder."""
-    configs = os.environ.get("ROWMILL_CONFIGS")
-    project_folder = Path(configs).absolute().parent if configs else root
-    store = os.environ.get("ROWMILL_STORE") or str(project_folder / ".rowmill")
-    if "://" in store:
-        return ""
-    remedy = f"stop that program, or choose another --port: reports are served on the next one, here {port}"
-    _require_free_port(host, port, "the server of reports", remedy)
-    reports = Path(store) / "reports"
-    reports.mkdir(parents=True, exist_ok=True)
+def _start_viewer(root: Path, host: str, port: int) -> str:
+    """Start the pages of the project's builds, and return their address, to which Dagster's pages link."""
+    configs = Path(os.environ.get("ROWMILL_CONFIGS") or root / "configs").absolute()
+    store = os.environ.get("ROWMILL_STORE") or str(configs.parent / ".rowmill")
+    remedy = f"stop that program, or choose another --port: builds are shown on the next one, here {port}"
+    require_free_port(host, port, "the viewer of builds", remedy)
     reading, writing = os.pipe()
-    # Only the Dagster process inherits the writing end, so the report server ends when Dagster does.
+    # Only the Dagster process inherits the writing end, so the viewer ends when Dagster does.
     os.set_inheritable(writing, True)  # noqa: FBT003  (the standard library's own parameter)
-    command = [sys.executable, "-m", "rowmill.reports.server", str(reports.absolute()), host, str(port)]
+    command = [sys.executable, "-m", "rowmill.viewer.server", str(configs), store, host, str(port)]
     subprocess.Popen(command, stdin=reading)  # noqa: S603  (the arguments are ours)
     os.close(reading)
     return f"http://{host}:{port}"

@@ -308,6 +308,22 @@ class ConversationTruncator:
         return best
 
 
+def find_kept_messages(
+    messages: Sequence[Message], removed: int, agrees: Callable[[Sequence[int]], bool]
+) -> Sequence[int] | None:
+    """Return which messages `ConversationTruncator` kept when it removed so many; None if no such state agrees.
+
+    Which message was the last supervised one is not stored, so each is tried, the last one first.
+    """
+    for anchor in reversed(range(len(messages))):
+        steps = _plan_removals(messages, anchor)
+        for last in sorted(set(steps)):
+            kept = [index for index, step in enumerate(steps) if step == 0 or step > last]
+            if len(messages) - len(kept) == removed and agrees(kept):
+                return kept
+    return None
+
+
 def _group_exchanges(messages: Sequence[Message]) -> tuple[list[int], list[list[int]]]:
     """Return the indices of the leading system messages and of each exchange, which begins at a user message."""
     leading = len(list(takewhile(lambda message: message["role"] == "system", messages)))

@@ -4,7 +4,7 @@ A page's content security policy forbids all requests, and text from data is nev
 through `escape`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
 from rowmill.core import console
@@ -59,8 +59,28 @@ def escape_text(value: object) -> str:
     return escape(console.escape_control_characters(str(value)))
 
 
-def render_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table; columns of numbers are right-aligned."""
+def link_text(markup: str, address: str) -> str:
+    """Return markup as a link; without an address, as it is."""
+    return f'<a href="{escape(address)}">{markup}</a>' if address else markup
+
+
+def render_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    link: Callable[[str, Mapping[str, object]], str] = lambda _, __: "",
+    show: Callable[[str], str] = escape_text,
+) -> str:
+    """Return a table; columns of numbers are right-aligned.
+
+    `link` returns the address of a cell, given its column and its row, and `show` the markup of a cell's text.
+    """
+
+    def render_cell(name: str, cell: object, row: Sequence[object]) -> str:
+        address = "" if cell is None else link(name, dict(zip(columns, row, strict=True)))
+        text = console.format_value(cell)
+        return link_text(escape_text(text), address) if address else show(text)
+
     held = [list(row) for row in rows]
     right = [bool(held) and all(isinstance(row[i], int | float) for row in held) for i in range(len(columns))]
     kinds = [' class="number"' if one else "" for one in right]
@@ -70,7 +90,8 @@ def render_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> st
     body = "".join(
         "<tr>"
         + "".join(
-            f"<td{kind}>{escape_text(console.format_value(cell))}</td>" for cell, kind in zip(row, kinds, strict=True)
+            f"<td{kind}>{render_cell(name, cell, row)}</td>"
+            for name, cell, kind in zip(columns, row, kinds, strict=True)
         )
         + "</tr>"
         for row in held

@@ -7,11 +7,12 @@ records datasets depend on the whole dataset, so they are those of the last buil
 """
 
 import uuid
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import groupby, starmap
-from typing import Any, Generic, Literal, TypeVar
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,17 +23,21 @@ from rowmill.build import prepare
 from rowmill.build.prepare import forecast_steps
 from rowmill.build.runner import make_context, open_trial, run_stage, run_stages
 from rowmill.build.steps import Project, plan_steps
+from rowmill.conversation.truncation import find_kept_messages
 from rowmill.core import console
 from rowmill.core.arrays import find_distinct
-from rowmill.core.errors import ConfigError, ContextOverflowError, hint_at_name
-from rowmill.core.storage import Store
+from rowmill.core.errors import ConfigError, ContextOverflowError, IntegrityError, SourceError, hint_at_name
+from rowmill.core.json import from_json
+from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
+from rowmill.inspection.trace import Lineage, open_encoder
 from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan, require_joint_rows
+from rowmill.kinds.shared.canonicalization import Canonicalizer
 from rowmill.parts.functions import write_table
 from rowmill.schema import manifest
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN, count_tokens_by_weight
-from rowmill.schema.rows import is_row_id, parse_row_id
+from rowmill.schema.rows import Message, Row, is_row_id, parse_row_id
 from rowmill.sources import GeneratedSource, RawRecord, SourcePart
-from rowmill.sources.reading import load_scans, number_source_parts
+from rowmill.sources.reading import load_scans
 from rowmill.stages import catalog, raw_dataset
 from rowmill.stages.base import StageContext, StageDeclaration
 from rowmill.stages.canonical_rows import stage as canonical_rows
@@ -46,6 +51,9 @@ from rowmill.tokenization.tokenizer import Encoder
 TokenClass = Literal["trained", "context", "template"]
 
 ClassT = TypeVar("ClassT")
+
+SpanClass: TypeAlias = tuple[str, bool]
+"""The span kind of a token, and whether it is trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,8 @@ class TokenStretch(Generic[ClassT]):
 class InspectedExample:
     """One example of a row: its lengths, what truncation removed by stage, and its text in stretches.
 
-    `weights` counts trained tokens by loss weight; empty if the dataset has no weights.
+    `weights` counts trained tokens by loss weight; empty if the dataset has no weights. `removed_messages` are the
+    messages of the row that truncation removed; None if they are not known, as of the pieces of a split.
     """
 
     example_id: str
@@ -69,8 +78,19 @@ class InspectedExample:
     tokens: int
     trained_tokens: int
     removed: dict[str, int]
-    stretches: tuple[TokenStretch[TokenClass], ...]
+    spans: tuple[TokenStretch[SpanClass], ...]
     weights: dict[str, int]
+    row_ids: tuple[str, ...] = ()
+    removed_messages: tuple[int, ...] | None = ()
+
+    @property
+    def stretches(self) -> tuple[TokenStretch[TokenClass], ...]:
+        """Its text in stretches of one class."""
+        return tuple(
+            TokenStretch(kind, "".join(one.text for one in own), sum(one.tokens for one in own))
+            for kind, run in groupby(self.spans, key=lambda span: classify_token(*span.kind))
+            for own in [list(run)]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +108,8 @@ class InspectedRecord:
     row: dict[str, Any] | None
     rejected: tuple[str, str, str] | None
     samples: tuple[InspectedExample, ...]
+    unread: tuple[str, ...] = ()
+    """Columns of the record that nothing reads; empty if it is no row, or the dataset's class is the user's."""
     shown_above: tuple[str, ...] = ()
     not_shown: int = 0
 
@@ -109,8 +131,14 @@ def inspect_rows(project: Project, *, count: int, dataset: str | None, row_id: s
     found = False
     wanted = None if row_id is None else row_id.split("#", 1)[0]
     for name in names if wanted is None or is_row_id(wanted) else ():
-        inspect = _inspect_records if known[name].format.get_joint_rows() is None else _inspect_table
-        for record in inspect(project, name, count, wanted):
+        kept = None if wanted is None else _find_kept_lineage(project, name)
+        if known[name].format.get_joint_rows() is not None:
+            records = _inspect_table(project, name, count, wanted)
+        elif kept is None or wanted is None:
+            records = _inspect_records(project, name, count, wanted)
+        else:
+            records = inspect_row(kept, wanted)
+        for record in records:
             found = True
             yield record
     if row_id is not None and not found:
@@ -118,6 +146,25 @@ def inspect_rows(project: Project, *, count: int, dataset: str | None, row_id: s
             f"{row_id}: no row of {', '.join(names)} has this id; expected a row_id of the view rows, <part>:<number>; "
             f'see `rowmill sql "from rows select row_id limit 10" {project.recipe.name}`'
         )
+
+
+def inspect_row(lineage: Lineage, row_id: str) -> Iterator[InspectedRecord]:
+    """Yield what a build made of the record of a row, in each of its rows; nothing if it has no such record."""
+    part_id, number = parse_row_id(row_id)
+    if part_id in lineage.parts and number < lineage.parts[part_id][1].records:
+        encoder = open_encoder(lineage) if TOKENIZED_EXAMPLES in lineage.made else None
+        yield from inspect_built_rows(lineage, part_id, range(number, number + 1), encoder, set())
+
+
+def _find_kept_lineage(project: Project, name: str) -> Lineage | None:
+    """Return what was built of a dataset up to its examples, if a build would reuse all of it; else None."""
+    made: dict[str, manifest.Manifest] = {}
+    for forecast in forecast_steps(project):
+        if forecast.step.dataset == name and forecast.step.name in _STAGES_TO_EXAMPLES:
+            if forecast.manifest is None:
+                return None
+            made[forecast.step.name] = forecast.manifest
+    return Lineage(project, name, made)
 
 
 @dataclass(slots=True)
@@ -188,9 +235,9 @@ def _inspect_part(context: StageContext, part: SourcePart, numbers: range) -> It
         )
         rejects.append(context.store.table(tokenized.files["rejects"]))
         examples = context.store.table(tokenized.files["examples"])
-        row_ids = examples.column("row_ids").to_pylist()
-        for sample, own in zip(_read_examples(examples, Encoder(loaded)), row_ids, strict=True):
-            samples.setdefault(own[0], []).append(sample)
+        encoder = Encoder(loaded)
+        for one in examples.to_pylist():
+            samples.setdefault(one["row_ids"][0], []).append(_read_example(one, encoder))
     row_by_id = {row["row_id"]: row for row in rows.to_pylist()}
     reject_by_id = {one["row_id"]: one for table in rejects for one in table.to_pylist()}
     names = {*record_by_id, *row_by_id, *reject_by_id}
@@ -212,69 +259,127 @@ def _choose_records(part: SourcePart, count: int, row_id: str | None) -> range:
 # ── Records datasets: examples as a build makes them ─────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True)
-class _TableBuild:
-    """The outputs of a records dataset up to its examples, and the store that has their files."""
-
-    store: Store
-    raw: manifest.Manifest
-    rows: manifest.Manifest
-    examples: manifest.Manifest
-    encoder: Encoder
-
-
 def _inspect_table(project: Project, name: str, count: int, row_id: str | None) -> Iterator[InspectedRecord]:
     """Yield records with the examples that a build makes of them.
 
     Which records share an example depends on all of them, so a few records cannot be assembled alone.
     """
-    with _open_table_build(project, name) as built:
+    with _open_table_build(project, name) as (lineage, encoder):
         shown = set[str]()
-        for index, part in number_source_parts(built.raw):
+        for part_id, (_, part) in lineage.parts.items():
             if numbers := _choose_records(part, count, row_id):
                 count -= len(numbers)
-                yield from _inspect_table_part(project, name, built, index, part, numbers, shown)
+                yield from inspect_built_rows(lineage, part_id, numbers, encoder, shown)
 
 
-def _inspect_table_part(
-    project: Project, name: str, built: _TableBuild, index: int, part: SourcePart, numbers: range, shown: set[str]
+def inspect_built_rows(
+    lineage: Lineage, part_id: str, numbers: range, encoder: Encoder | None, shown: set[str]
 ) -> Iterator[InspectedRecord]:
-    """Yield some records of a part; an example that was shown with an earlier record is only named."""
-    records = [one for one in sources.read_records(part, project.base) if one.number in numbers]
-    names = [f"{part.part_id}:{one.number}" for one in records]
-    rows, rejects = built.rows.parts[index], list[dict[str, Any]]()
-    for one in (rows, built.examples.parts[index]):
-        rejects += _filter_records(built.store.table(one.files["rejects"]), names).to_pylist()
-    row_by_id = {
-        row["row_id"]: row for row in _filter_records(built.store.table(rows.files["rows"]), names).to_pylist()
-    }
-    reject_by_id = {reject["row_id"]: reject for reject in rejects}
+    """Yield some records of a source part with what a build made of them; without examples there is no encoder.
+
+    An example that is in `shown` is only named. A source that changed since the build leaves the raw records empty.
+    """
+    project, dataset, (_, part) = lineage.project, lineage.dataset, lineage.parts[part_id]
+    names = [f"{part_id}:{number}" for number in numbers]
+    try:
+        records = {f"{part_id}:{one.number}": one for one in _read_numbered(part, project.base, numbers)}
+    except (SourceError, IntegrityError):
+        records = {}
+    row_by_id, reject_by_id = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
+    for stage, file, found in (
+        (CANONICAL_ROWS, "rows", row_by_id),
+        (CANONICAL_ROWS, "rejects", reject_by_id),
+        (TOKENIZED_EXAMPLES, "rejects", reject_by_id),
+    ):
+        files = lineage.find_files(stage, part_id)
+        if file in files and files[file].rows:
+            found |= {
+                one["row_id"]: one for one in _filter_records(project.store.table(files[file]), names).to_pylist()
+            }
+    every = sorted({*names, *row_by_id, *reject_by_id}, key=lambda one: (parse_row_id(one)[1], len(one), one))
     # The examples that contain the rows, by row, in the order of the build.
     samples: dict[str, list[InspectedExample]] = {}
-    for file in built.examples.files("examples"):
-        row_ids = built.store.table(file, ["row_ids"]).column(0).combine_chunks()
-        is_wanted = pc.is_in(row_ids.flatten(), pa.array(names, pa.string())).to_numpy(zero_copy_only=False)
+    for file in lineage.find_example_files(part_id) if encoder is not None else ():
+        row_ids = project.store.table(file, ["row_ids"]).column(0).combine_chunks()
+        is_wanted = pc.is_in(row_ids.flatten(), pa.array(every, pa.string())).to_numpy(zero_copy_only=False)
         places = find_distinct(pc.list_parent_indices(row_ids).to_numpy()[is_wanted])
         if len(places):
-            table = built.store.table(file).take(pa.array(places))
-            of_examples = table.column("row_ids").to_pylist()
-            for sample, own in zip(_read_examples(table, built.encoder), of_examples, strict=True):
-                for row_id in dict.fromkeys(own):
-                    if row_id in names:
-                        samples.setdefault(row_id, []).append(sample)
-    for row_id, record in zip(names, records, strict=True):
-        own = samples.get(row_id, [])
+            for one in project.store.table(file).take(pa.array(places)).to_pylist():
+                assert encoder is not None
+                sample = _read_example(one, encoder)
+                removed = _find_removed_messages(row_by_id.get(one["row_ids"][0]), one, encoder)
+                for row_id in dict.fromkeys(one["row_ids"]):
+                    if row_id in every:
+                        samples.setdefault(row_id, []).append(replace(sample, removed_messages=removed))
+    unread_of = _open_unread_finder(project, dataset, part)
+    for row_id in every:
+        # A format class may make several rows of a record.
+        record = records.get(row_id) or records.get(row_id.rpartition(".")[0])
+        row, own = row_by_id.get(row_id), samples.get(row_id, [])
         fresh = [one for one in own if one.example_id not in shown][:MAX_SHOWN_EXAMPLES]
         above = tuple(one.example_id for one in own if one.example_id in shown)
         shown |= {one.example_id for one in fresh}
-        inspected = _make_inspected_record(
-            name, part, row_id, record, row_by_id.get(row_id), reject_by_id.get(row_id), fresh
-        )
-        yield replace(inspected, shown_above=above, not_shown=len(own) - len(fresh) - len(above))
+        inspected = _make_inspected_record(dataset, part, row_id, record, row, reject_by_id.get(row_id), fresh)
+        unread = () if record is None or row is None else unread_of(record)
+        yield replace(inspected, shown_above=above, not_shown=len(own) - len(fresh) - len(above), unread=unread)
+
+
+def _read_numbered(part: SourcePart, base: Path, numbers: range) -> Iterator[RawRecord]:
+    for record in sources.read_records(part, base):
+        if record.number >= numbers.stop:
+            return
+        if record.number in numbers:
+            yield record
+
+
+def _open_unread_finder(project: Project, dataset: str, part: SourcePart) -> Callable[[RawRecord], tuple[str, ...]]:
+    """Return the function that lists the columns of a record that have a value and that nothing reads."""
+    options = project.recipe.datasets[dataset]
+    if options.format.get_joint_rows() is not None:
+        return lambda _: ()
+    reader = options.format.open_row_reader(options, project.base, dataset)
+    if not isinstance(reader, Canonicalizer) or options.row_kind == "tokens":
+        return lambda _: ()
+
+    def find(record: RawRecord) -> tuple[str, ...]:
+        if record.value is None:
+            return ()
+        row = reader(record.value, arrow=part.arrow)
+        if not isinstance(row, Row):
+            return ()
+        read = {*row.read_columns, *reader.read_elsewhere}
+        return tuple(name for name, value in record.value.items() if value is not None and name not in read)
+
+    return find
+
+
+def _find_removed_messages(
+    row: Mapping[str, Any] | None, example: Mapping[str, Any], encoder: Encoder
+) -> tuple[int, ...] | None:
+    """Return the messages of a row that truncation removed: with the others, the example's texts are theirs."""
+    if not example["messages_removed"]:
+        return ()
+    if row is None or row["messages"] is None:
+        return None
+    ends = [*example["span_starts"][1:], len(example["input_ids"])]
+    spans = zip(example["span_starts"], ends, example["span_messages"], example["span_kinds"], strict=True)
+    texts = [
+        (message, encoder.decode(example["input_ids"][start:end]).strip("\ufffd \t\n"))
+        for start, end, message, kind in spans
+        if message >= 0 and SPAN_KINDS[kind] not in ("template", "tool_call")
+    ]
+    messages: list[Message] = from_json(row["messages"])
+    contents = [" ".join(value for value in message.values() if isinstance(value, str)) for message in messages]
+
+    def agrees(kept: Sequence[int]) -> bool:
+        return all(message < len(kept) and text in contents[kept[message]] for message, text in texts)
+
+    kept = find_kept_messages(messages, example["messages_removed"], agrees)
+    return None if kept is None else tuple(sorted(set(range(len(messages))) - set(kept)))
 
 
 @contextmanager
-def _open_table_build(project: Project, name: str) -> Generator[_TableBuild, None, None]:
+def _open_table_build(project: Project, name: str) -> Generator[tuple[Lineage, Encoder], None, None]:
     """Yield the last build's outputs if a build would reuse them; else build them in a temporary folder."""
     steps = [step for step in plan_steps(project) if step.dataset == name and step.name in _STAGES_TO_EXAMPLES]
     with open_trial(project, on_disk=True) as trial:
@@ -296,8 +401,8 @@ def _open_table_build(project: Project, name: str) -> Generator[_TableBuild, Non
             outputs[step.key] = run_stage(project, trial, step, outputs)
         context = make_context(trial, name, tokenized_examples.STAGE, {})
         loaded, _ = stored_tokenizers.open_recipe_tokenizer(context)
-        raw, rows, examples = ((kept if is_kept else outputs)[step.key] for step in steps)
-        yield _TableBuild(project.store if is_kept else trial.store, raw, rows, examples, Encoder(loaded))
+        made = {step.name: (kept if is_kept else outputs)[step.key] for step in steps}
+        yield Lineage(project if is_kept else replace(project, store=trial.store), name, made), Encoder(loaded)
 
 
 _STAGES_TO_EXAMPLES = catalog.list_stages_up_to(tokenized_examples.STAGE)
@@ -313,16 +418,18 @@ def _make_inspected_record(
     dataset: str,
     part: SourcePart,
     row_id: str,
-    record: RawRecord,
+    record: RawRecord | None,
     row: "dict[str, Any] | None",
     refused: "dict[str, Any] | None",
     samples: list[InspectedExample],
 ) -> InspectedRecord:
+    number = part.first_record + parse_row_id(row_id)[1]
+    where = f"{part.url}, record {number}" if record is None else ""
     return InspectedRecord(
         dataset=dataset,
         row_id=row_id,
-        source=console.format_source_line(part.url, part.reader, record.line),
-        raw=record.raw,
+        source=where if record is None else console.format_source_line(part.url, part.reader, record.line),
+        raw=b"" if record is None else record.raw,
         row=row,
         rejected=None if refused is None else (refused["stage"], refused["reason"], refused["detail"]),
         samples=tuple(samples),
@@ -332,23 +439,23 @@ def _make_inspected_record(
 # ── Examples as stretches ──────────────────────────────────────────────────────────────────────────
 
 
-def _read_examples(examples: pa.Table, encoder: Encoder) -> Iterator[InspectedExample]:
-    for one in examples.to_pylist():
-        removed = {
-            "exchanges": one["exchanges_removed"],
-            "reasoning": one["reasoning_removed"],
-            "tokens": one["tokens_cut"],
-        }
-        classes = list(starmap(classify_token, list_token_kinds(one)))
-        yield InspectedExample(
-            example_id=one["example_id"],
-            original_tokens=one["original_tokens"],
-            tokens=one["tokens"],
-            trained_tokens=one["trained_tokens"],
-            removed={stage: count for stage, count in removed.items() if count},
-            stretches=tuple(split_by_class(one["input_ids"], classes, encoder)),
-            weights=count_tokens_by_weight(pa.array(one.get(WEIGHT_COLUMN, []), pa.float32())),
-        )
+def _read_example(example: Mapping[str, Any], encoder: Encoder) -> InspectedExample:
+    removed = {
+        "exchanges": example["exchanges_removed"],
+        "reasoning": example["reasoning_removed"],
+        "tokens": example["tokens_cut"],
+    }
+    return InspectedExample(
+        example_id=example["example_id"],
+        original_tokens=example["original_tokens"],
+        tokens=example["tokens"],
+        trained_tokens=example["trained_tokens"],
+        removed={stage: count for stage, count in removed.items() if count},
+        spans=tuple(split_by_class(example["input_ids"], list_token_kinds(example), encoder)),
+        weights=count_tokens_by_weight(pa.array(example.get(WEIGHT_COLUMN, []), pa.float32())),
+        row_ids=tuple(example["row_ids"]),
+        removed_messages=None if example["messages_removed"] else (),
+    )
 
 
 def list_token_kinds(example: Mapping[str, Any]) -> list[tuple[str, bool]]:

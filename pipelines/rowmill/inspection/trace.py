@@ -10,7 +10,7 @@ inputs that each manifest names, so a half-finished rebuild cannot mix two linea
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,11 +31,11 @@ from rowmill.core.stage_names import (
     TOKENIZED_EXAMPLES,
     TRAINING_SPLITS,
 )
-from rowmill.core.storage import File
+from rowmill.core.storage import File, Store
 from rowmill.schema import manifest
 from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS
 from rowmill.schema.indexed_shards import read_sequences
-from rowmill.schema.manifest import Manifest
+from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.rows import PARENTS_COLUMN, is_row_id, parse_row_id
 from rowmill.shards.native import drop_padding
 from rowmill.sources import SourcePart
@@ -131,14 +131,35 @@ class Lineage:
         raise AssertionError(row_id)
 
 
+def select_chain(outputs: Mapping[StageKey, Manifest | None], recipe: str, dataset: str) -> dict[str, Manifest]:
+    """Return the outputs of a dataset, the order and the ranks that were built from each other, as far as they go."""
+    chain: dict[str, Manifest] = {}
+    earlier: Manifest | None = None
+    of_dataset = [(recipe, dataset, stage) for stage in DATASET_CHAIN]
+    for key in [*of_dataset, (recipe, TRAINING_SPLITS), (recipe, GPU_PARTITIONS)]:
+        output = outputs.get(key)
+        if output is None or (earlier and output.inputs.get("/".join(earlier.key)) != earlier.version):
+            break
+        chain[key[-1]] = earlier = output
+    return chain
+
+
+DATASET_CHAIN = (RAW_DATASET, CANONICAL_ROWS, TOKENIZED_EXAMPLES, PACKED_SHARDS)
+"""A dataset's stages, each of which reads the one before."""
+
+
 def load_lineage(project: Project, dataset: str) -> Lineage:
-    """Load the outputs that a dataset's current shards were built from, as far as they exist."""
+    """Load the outputs that a dataset's current shards were built from, as far as they exist, and the current order."""
     found: dict[str, Manifest] = {}
     for stage in (PACKED_SHARDS, TOKENIZED_EXAMPLES, CANONICAL_ROWS, RAW_DATASET):
         key = (project.recipe.name, dataset, stage)
         reader = next((one for one in found.values() if "/".join(key) in one.inputs), None)
         store = project.store
         made = manifest.load_current(store, key) if reader is None else manifest.load_input(store, reader, key)
+        if made is not None:
+            found[stage] = made
+    for stage in (TRAINING_SPLITS, GPU_PARTITIONS):
+        made = manifest.load_current(project.store, (project.recipe.name, stage))
         if made is not None:
             found[stage] = made
     return Lineage(project, dataset, found)
@@ -182,8 +203,7 @@ ListOccurrences: TypeAlias = Callable[[int], tuple[SequenceOccurrence, ...]]
 
 def load_order(lineage: Lineage) -> tuple[ListOccurrences | None, str]:
     """Return the order that was built from these shards, or the reason why there is none."""
-    project, name, packed = lineage.project, lineage.project.recipe.name, lineage.made.get(PACKED_SHARDS)
-    splits = manifest.load_current(project.store, (name, TRAINING_SPLITS))
+    project, packed, splits = lineage.project, lineage.made.get(PACKED_SHARDS), lineage.made.get(TRAINING_SPLITS)
     if packed is None:
         return None, "not packed yet"
     if splits is None:
@@ -195,7 +215,7 @@ def load_order(lineage: Lineage) -> tuple[ListOccurrences | None, str]:
         order.column(name).to_numpy() for name in ("dataset", "sequence_id", "step", "pass")
     )
     is_own = dataset == list(splits.card["datasets"]).index(lineage.dataset)
-    ranks = manifest.load_current(project.store, (name, GPU_PARTITIONS))
+    ranks = lineage.made.get(GPU_PARTITIONS)
     if ranks is not None and ranks.inputs.get("/".join(splits.key)) != splits.version:
         ranks = None
     built = () if ranks is None else zip(ranks.card["ranks"], ranks.parts, strict=True)
@@ -263,7 +283,7 @@ def trace_row(project: Project, row_id: str) -> list[RowTrace]:
     for dataset in project.recipe.datasets if is_row_id(name) else ():
         lineage, (part_id, number) = load_lineage(project, dataset), parse_row_id(name)
         if part_id in lineage.parts and number < lineage.parts[part_id][1].records:
-            found.append(_make_row_trace(lineage, name))
+            found.append(trace_row_of(lineage, name))
     if not found:
         raise ConfigError(
             f"{row_id}: no row of {project.recipe.name} has this id; expected a row_id of the view rows, "
@@ -274,6 +294,12 @@ def trace_row(project: Project, row_id: str) -> list[RowTrace]:
 
 def trace_source(project: Project, place: str) -> list[RowTrace]:
     """Trace the record on a line of a source file, `FILE:LINE`; in files without lines, LINE is the record number."""
+    lineages = [load_lineage(project, dataset) for dataset in project.recipe.datasets]
+    return [trace_row_of(lineage, row_id) for lineage, row_id in find_rows_of_line(project, lineages, place)]
+
+
+def find_rows_of_line(project: Project, lineages: Sequence[Lineage], place: str) -> list[tuple[Lineage, str]]:
+    """Return the rows of the record on a line, `FILE:LINE`, each with its dataset's lineage."""
     file, _, line_text = place.rpartition(":")
     if not file or not line_text.isdecimal():
         raise ConfigError(
@@ -285,8 +311,7 @@ def trace_source(project: Project, place: str) -> list[RowTrace]:
         ends_alike = url == sources.public_url(file) or url.endswith(f"/{file}")
         return ends_alike or (project.base / url).resolve() == Path(file).resolve()
 
-    lineages = [load_lineage(project, dataset) for dataset in project.recipe.datasets]
-    found, matching = list[RowTrace](), list[SourcePart]()
+    found, matching = list[tuple[Lineage, str]](), list[SourcePart]()
     for lineage in lineages:
         parts = [part for _, part in lineage.parts.values() if is_named(part.url)]
         matching += parts
@@ -294,7 +319,7 @@ def trace_source(project: Project, place: str) -> list[RowTrace]:
             # A part starts where the previous one ends.
             end = following.first_line if following is not None and following.url == part.url else line + 1
             if part.first_line <= line < end:
-                found += [_make_row_trace(lineage, row_id) for row_id in _list_rows_of_line(lineage, part, line)]
+                found += [(lineage, row_id) for row_id in _list_rows_of_line(lineage, part, line)]
     if found:
         return found
     if not matching:
@@ -327,7 +352,8 @@ def _list_rows_of_line(lineage: Lineage, part: SourcePart, line: int) -> list[st
     return names
 
 
-def _make_row_trace(lineage: Lineage, row_id: str) -> RowTrace:
+def trace_row_of(lineage: Lineage, row_id: str) -> RowTrace:
+    """Trace a row through what was built of its dataset."""
     store, fates, part_id = lineage.project.store, list[StageOutcome](), parse_row_id(row_id)[0]
     for stage in (CANONICAL_ROWS, TOKENIZED_EXAMPLES):
         if files := lineage.find_files(stage, part_id):
@@ -360,6 +386,37 @@ def _make_row_trace(lineage: Lineage, row_id: str) -> RowTrace:
             places += [place for place in of_sequence if place.example_id in names]
     origin = lineage.find_origin(row_id)
     return RowTrace(lineage.dataset, row_id, origin, tuple(fates), tuple(examples), tuple(places), note)
+
+
+# ── Steps ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class StepSequence:
+    """A sequence that a rank trains on in a step; a filler has no dataset."""
+
+    rank: int
+    dataset: str
+    sequence: int
+    passed: int
+
+
+def list_step(store: Store, splits: Manifest, *, world_size: int, step: int) -> list[StepSequence]:
+    """Return the sequences of a step, rank by rank; ConfigError if the order has no such step."""
+    order = inputs.load_order(store, splits, ("dataset", "sequence_id", "pass", "step"))
+    places = np.flatnonzero(order.column("step").to_numpy() == step)
+    if not len(places):
+        steps = int(splits.facts["steps"])
+        raise ConfigError(
+            f"step {step}: the order has {format_count(steps, 'step')}; expected 0 to {steps - 1}; name one"
+        )
+    names = [*splits.card["datasets"], ""]
+    # Place p of the order is of rank p % W.
+    sequences = [
+        StepSequence(place % world_size, names[line["dataset"]], line["sequence_id"], line["pass"])
+        for place, line in zip(places.tolist(), order.take(pa.array(places)).to_pylist(), strict=True)
+    ]
+    return sorted(sequences, key=lambda one: one.rank)
 
 
 # ── Packed sequences ───────────────────────────────────────────────────────────────────────────────
@@ -588,8 +645,10 @@ def format_range(first: int, count: int) -> str:
     return str(first) if count == 1 else f"{first} to {first + count - 1}"
 
 
-def trace_sequence(project: Project, place: str, *, whole: bool = False) -> SequenceTrace:
-    """Trace `DATASET/SPLIT/N`, or one token of it with `:TOKEN`, to the source.
+def trace_sequence(
+    project: Project, place: str, *, whole: bool = False, lineages: Mapping[str, Lineage] | None = None
+) -> SequenceTrace:
+    """Trace `DATASET/SPLIT/N`, or one token of it with `:TOKEN`, to the source; in the current build, or in another.
 
     A token is shown with its neighbors; with `whole`, all tokens of the sequence are shown.
     """
@@ -604,7 +663,7 @@ def trace_sequence(project: Project, place: str, *, whole: bool = False) -> Sequ
     if dataset not in known:
         hint = hint_at_name(dataset, known)
         raise ConfigError(f"--sequence {place}: no dataset {dataset}; there are {', '.join(known)}; {hint}")
-    lineage = load_lineage(project, dataset)
+    lineage = load_lineage(project, dataset) if lineages is None else lineages[dataset]
     part = _find_shard_part(lineage, split, sequence, place)
     list_occurrences, note = load_order(lineage)
     shard = read_sequences(project.store, part.files["shard"])
@@ -625,7 +684,7 @@ def trace_sequence(project: Project, place: str, *, whole: bool = False) -> Sequ
         own = next(one for one in trace.places if one.offset <= token < one.offset + one.length)
         first, last = token - NEIGHBOR_TOKENS, token + NEIGHBOR_TOKENS + 1
         shown = range(max(first, own.offset), min(last, own.offset + own.length))
-    return _read_texts(lineage, trace, shown, _open_encoder(lineage))
+    return _read_texts(lineage, trace, shown, open_encoder(lineage))
 
 
 def _find_shard_part(lineage: Lineage, split: str, sequence: int, place: str) -> manifest.Part:
@@ -642,9 +701,13 @@ def _find_shard_part(lineage: Lineage, split: str, sequence: int, place: str) ->
     )
 
 
-def _open_encoder(lineage: Lineage) -> Encoder:
+def open_encoder(lineage: Lineage) -> Encoder:
     """Open the tokenizer that the examples were made with; the storage keeps every one that was used."""
-    store, wanted = lineage.project.store, lineage.made[TOKENIZED_EXAMPLES].card["tokenizer_digest"]
+    return _find_encoder(lineage.project.store, lineage.made[TOKENIZED_EXAMPLES].card["tokenizer_digest"])
+
+
+@lru_cache(maxsize=4)
+def _find_encoder(store: Store, wanted: str) -> Encoder:
     for name in store.list("tokenizers"):
         # A damaged one is as good as none.
         with suppress(DamagedFileError):

@@ -26,6 +26,7 @@ from rowmill.core.stage_names import (
     TRUNCATION_STATS,
 )
 from rowmill.exports import Export
+from rowmill.inspection import trace
 from rowmill.reports import flows
 from rowmill.reports.flows import Flow
 from rowmill.schema import manifest
@@ -193,7 +194,7 @@ class BuildView:
     def flows(self) -> Mapping[str, tuple[Flow, Flow]]:
         """The flows of each dataset: of its rows, and of its tokens."""
         recipe = self.project.recipe
-        chains = {name: flows.select_chain(self.made, recipe.name, name) for name in recipe.datasets}
+        chains = {name: trace.select_chain(self.made, recipe.name, name) for name in recipe.datasets}
         return {
             name: (
                 flows.balance_levels(flows.iterate_row_levels(chain, name)),

@@ -9,7 +9,7 @@ separately, so a difference is shown as a branch of its own, `unaccounted`. Wher
 sequences), a level begins anew.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby, pairwise
@@ -17,10 +17,12 @@ from typing import Literal
 
 from rowmill.core.arrays import format_percent
 from rowmill.core.console import escape_control_characters
-from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRAINING_SPLITS
+from rowmill.core.html import link_text
+from rowmill.core.stage_names import PACKED_SHARDS, TOKENIZED_EXAMPLES, TRAINING_SPLITS
+from rowmill.inspection.trace import DATASET_CHAIN
 from rowmill.schema.facts import PackedShardsFacts, RawDatasetFacts, TokenizedExamplesFacts, read_facts
 from rowmill.schema.ledger import KEPT, REJECTED
-from rowmill.schema.manifest import Manifest, StageKey
+from rowmill.schema.manifest import Manifest
 
 BranchKind = Literal["rejected", "left_out", "evaluation", "added", "trained", "context", "padding", "unaccounted"]
 """What a branch is: lost for a reason, left out on purpose, for evaluation, added, or a class of the last level."""
@@ -63,27 +65,12 @@ class FlowLevel:
 Flow = tuple[FlowLevel, ...]
 
 
-def select_chain(outputs: Mapping[StageKey, Manifest | None], recipe: str, dataset: str) -> dict[str, Manifest]:
-    """Return the current outputs of a dataset that were built from each other, by stage, as far as they go."""
-    chain: dict[str, Manifest] = {}
-    earlier: Manifest | None = None
-    for key in [(recipe, dataset, stage) for stage in _CHAIN] + [(recipe, TRAINING_SPLITS)]:
-        output = outputs.get(key)
-        if output is None or (earlier and output.inputs.get("/".join(earlier.key)) != earlier.version):
-            break
-        chain[key[-1]] = earlier = output
-    return chain
-
-
-_CHAIN = (RAW_DATASET, CANONICAL_ROWS, TOKENIZED_EXAMPLES, PACKED_SHARDS)
-
-
 # ── Rows ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def iterate_row_levels(chain: Mapping[str, Manifest], dataset: str) -> Iterator[FlowLevel]:
     """Yield the levels of a dataset's rows, then examples, then sequences."""
-    raw, rows, examples, packed = (chain.get(stage) for stage in _CHAIN)
+    raw, rows, examples, packed = (chain.get(stage) for stage in DATASET_CHAIN)
     if raw is None:
         return
     records = read_facts(RawDatasetFacts, raw.facts).records
@@ -306,8 +293,10 @@ COLOURS: dict[BranchKind, str] = {
 KEPT_COLOUR = "var(--flow-kept, #4c78a8)"
 
 
-def draw_flow_svg(flow: Flow, title: str) -> str:
-    """Draw a flow; an empty one is an empty text."""
+def draw_flow_svg(
+    flow: Flow, title: str, link: Callable[[FlowLevel, FlowBranch | None], str] = lambda _, __: ""
+) -> str:
+    """Draw a flow; an empty one is an empty text. `link` returns the address of a level, or of one of its branches."""
     if not flow:
         return ""
     # The smaller branches of a level are summed, so that `SHOWN_BRANCHES` remain.
@@ -325,12 +314,13 @@ def draw_flow_svg(flow: Flow, title: str) -> str:
         largest = max(level.count + sum(branch.count for branch in level.branches if branch.joins) for level in levels)
         for at, level in enumerate(levels):
             width = _measure_width(level.count, largest)
+            label = f'<text x="{LABELS}" y="{y + 9:.1f}" font-weight="600">{level.count:,} {escape(level.label)}</text>'
             drawn.append(
                 f'<g class="level" data-unit="{escape(level.unit)}" data-count="{level.count}">'
                 f'<rect fill="{KEPT_COLOUR}" x="{LEFT}" y="{y:.1f}" width="{width:.1f}" height="{BAR}"/>'
-                f'<text x="{LABELS}" y="{y + 9:.1f}" font-weight="600">{level.count:,} {escape(level.label)}</text></g>'
+                f"{link_text(label, link(level, None))}</g>"
             )
-            y = _draw_branches(level, y + BAR, y + LINE, largest, drawn, goes_on=at + 1 < len(levels))
+            y = _draw_branches(level, y + BAR, y + LINE, largest, drawn, link, goes_on=at + 1 < len(levels))
     height = round(y + 4)
     return (
         f'<svg class="flow" xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
@@ -344,7 +334,16 @@ def _measure_width(count: int, largest: int) -> float:
     return max(STREAM * count / largest, 1.0) if count and largest else 0.0
 
 
-def _draw_branches(level: FlowLevel, top: float, y: float, largest: int, drawn: list[str], *, goes_on: bool) -> float:
+def _draw_branches(
+    level: FlowLevel,
+    top: float,
+    y: float,
+    largest: int,
+    drawn: list[str],
+    link: Callable[[FlowLevel, FlowBranch | None], str],
+    *,
+    goes_on: bool,
+) -> float:
     """Draw what leaves and joins below a level, and the stream to the next one; return the next level's height."""
     whole = LEFT + _measure_width(level.count, largest)
     leaving, joining = ([branch for branch in level.branches if branch.joins == joins] for joins in (False, True))
@@ -385,10 +384,10 @@ def _draw_branches(level: FlowLevel, top: float, y: float, largest: int, drawn: 
             f"V{inner:.1f}H{right + turn:.1f}Q{right:.1f} {inner:.1f} {right:.1f} {inner - down * turn:.1f}V{edge:.1f}z"
         )
         count = branch.count if branch.joins else -branch.count
+        tail = f'<tspan opacity=".65">{escape(share)}</tspan>'
+        text = f'<text x="{LABELS}" y="{middle + 4.5:.1f}">{escape(shown)}{tail}</text>'
         drawn.append(
             f'<g class="branch" data-kind="{branch.kind}" data-count="{count}"><title>{escape(label + share)}</title>'
-            f'<path fill="{COLOURS[branch.kind]}" opacity=".8" d="{ribbon}"/>'
-            f'<text x="{LABELS}" y="{middle + 4.5:.1f}">{escape(shown)}'
-            f'<tspan opacity=".65">{escape(share)}</tspan></text></g>'
+            f'<path fill="{COLOURS[branch.kind]}" opacity=".8" d="{ribbon}"/>{link_text(text, link(level, branch))}</g>'
         )
     return bottom

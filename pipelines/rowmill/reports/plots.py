@@ -8,11 +8,13 @@ a page has them, and else those of a light background, which is readable on dark
 escaped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from html import escape
 from itertools import pairwise
 from math import ceil, floor, log10
 
+from rowmill.core.html import link_text
 from rowmill.reports.build_view import sum_token_classes
 from rowmill.schema.manifest import Histogram, Manifest
 
@@ -34,7 +36,9 @@ DRAWN_COLUMNS = {"files": "records", "ranks": "trained_tokens"}
 MAX_BARS = 30
 
 
-def draw_plots(output: Manifest, *, width: int = 640) -> dict[str, str]:
+def draw_plots(
+    output: Manifest, *, width: int = 640, link: Callable[[str, float, float], str] = lambda _, __, ___: ""
+) -> dict[str, str]:
     """Draw what an output has to draw as SVG, by name: its tokens by class, its histograms, and some of its tables."""
     drawn: dict[str, str] = {}
     classes = sum_token_classes(output)
@@ -42,7 +46,7 @@ def draw_plots(output: Manifest, *, width: int = 640) -> dict[str, str]:
         drawn["token_classes"] = draw_bars_svg("Tokens by class", list(classes.items()), width=width)
     for name, histogram in output.histograms.items():
         if sum(histogram.counts):
-            drawn[name] = draw_histogram_svg(histogram, width=width)
+            drawn[name] = draw_histogram_svg(histogram, width=width, link=partial(link, name))
     for name, column in DRAWN_COLUMNS.items():
         table = output.tables.get(name)
         if table is not None and column in table.columns and table.rows:
@@ -52,11 +56,13 @@ def draw_plots(output: Manifest, *, width: int = 640) -> dict[str, str]:
     return drawn
 
 
-def draw_histogram_svg(histogram: Histogram, *, width: int = 640, height: int = 240) -> str:
+def draw_histogram_svg(
+    histogram: Histogram, *, width: int = 640, height: int = 240, link: Callable[[float, float], str] = lambda _, __: ""
+) -> str:
     """Draw a histogram with bars of equal width, bars past the limit in another colour, and the limit marked.
 
     Bins may differ in width (the last one holds the far tail), so the axis counts bins, and a round number is placed
-    where its bin has it. A tooltip on every bar gives its range and count.
+    where its bin has it. A tooltip on every bar gives its range and count, and `link` returns its address.
     """
     highest = max(histogram.counts, default=0) or 1
     levels = [at for at in choose_round_ticks(0, highest, 4)[1:] if at == round(at)]
@@ -73,11 +79,12 @@ def draw_histogram_svg(histogram: Histogram, *, width: int = 640, height: int = 
         if count:
             lower, upper, tall = histogram.edges[i], histogram.edges[i + 1], max(scale * count, 1)
             colour = OVER if histogram.limit is not None and lower >= histogram.limit else BAR
-            drawn.append(
+            bar = (
                 f'<rect fill="{colour}" x="{left + i * step + 0.5:.1f}" y="{bottom - tall:.1f}" '
                 f'width="{max(step - 1, 0.5):.1f}" height="{tall:.1f}"><title>{_format_number(lower)} to '
                 f"{_format_number(upper)}: {count:,}</title></rect>"
             )
+            drawn.append(link_text(bar, link(lower, upper)))
     drawn.append(f'<path stroke="{INK}" d="M{left} {bottom}.5H{width - 8}"/>')
     edges, ticks = histogram.edges, list[float]()
     if len(edges) > 1:

@@ -23,6 +23,7 @@ import numpy as np
 from rowmill.build import runner
 from rowmill.build.steps import Project
 from rowmill.checks import expectation_suite
+from rowmill.checks.judge import CheckResult
 from rowmill.core import html
 from rowmill.core.arrays import NO_NUMBER, format_count, format_percent, format_seconds, format_time, join_facts
 from rowmill.core.console import escape_control_characters
@@ -34,6 +35,7 @@ from rowmill.inspection import inspect
 from rowmill.inspection.trace import SequenceTrace, describe_segment, view_sequence
 from rowmill.reports import console, flows, plots
 from rowmill.reports.build_view import BuildView, describe_changes, list_tables, load_build_view, tabulate_changes
+from rowmill.reports.flows import FlowBranch, FlowLevel
 from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS, WEIGHT_COLUMN
 from rowmill.schema.facts import TrainingSplitsFacts
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
@@ -76,6 +78,49 @@ SHARE_COLUMNS = ("fill", "wanted", "got", "share")
 KEPT_REASON = "kept"
 
 
+class ReportLinks:
+    """Where a report's numbers lead: nowhere, in the file that can be mailed. The viewer's pages say where."""
+
+    folder = ""
+    """The address of the folder that holds the report and the pages of expectations."""
+
+    def of_number(self, name: str, dataset: str | None = None) -> str:
+        """Return the address of a count of a dataset, or of all."""
+        return ""
+
+    def of_check(self, result: CheckResult) -> str:
+        """Return the address of the rows on which a check failed."""
+        return ""
+
+    def of_flow(self, dataset: str | None, level: FlowLevel, branch: FlowBranch | None) -> str:
+        """Return the address of a level of a flow, or of what leaves it."""
+        return ""
+
+    def of_cell(self, output: Manifest | None, table: str, column: str, row: Mapping[str, object]) -> str:
+        """Return the address of a cell of an output's table."""
+        return ""
+
+    def of_bin(self, output: Manifest, histogram: str, lower: float, upper: float) -> str:
+        """Return the address of a bar of a histogram."""
+        return ""
+
+    def of_row(self, row_id: str) -> str:
+        """Return the address of a row, or of an example."""
+        return ""
+
+    def of_sequence(self, dataset: str, split: str, sequence: int) -> str:
+        """Return the address of a packed sequence."""
+        return ""
+
+    def of_changes(self) -> str:
+        """Return the address of the comparison with the last build."""
+        return ""
+
+    def mention_rows(self, text: str) -> str:
+        """Return text as markup in which each row id is a link."""
+        return html.escape_text(text)
+
+
 def report_path(recipe: str) -> str:
     """Return the path of a recipe's report, relative to the storage root."""
     return f"reports/{recipe}/report.html"
@@ -106,7 +151,14 @@ def write_build_report(project: Project) -> str:
 
 
 def render_report(build: BuildView) -> str:
-    """Return the report of the current build as HTML."""
+    """Return the report of a build as one HTML file."""
+    body = render_report_body(build, ReportLinks())
+    title = f"{build.project.recipe.name}: report"
+    return html.render_page(title, [body], style=read_asset("report.css"), script=read_asset("report.js"))
+
+
+def render_report_body(build: BuildView, links: ReportLinks) -> str:
+    """Return the markup of a report, in which numbers lead where `links` says."""
     recipe, encoders = build.project.recipe, _open_encoders(build)
     # What training will see, as pairs of a value and its name.
     headline: list[tuple[str, str]] = []
@@ -134,17 +186,18 @@ def render_report(build: BuildView) -> str:
     has_findings = build.waivers or build.failed or build.missing or build.undelivered
     changes = [] if build.changes is None else ["since the last build"]
     sections = [*changes, *(["findings"] if has_findings else []), *(["flow"] if any(build.flows.values()) else [])]
-    body = (
+    return (
         open_templates()
         .get_template("report.html.jinja")
         .render(
+            to=links,
             build=build,
             links=["summary", *sections, *recipe.datasets, "order and ranks", "rows"],
             headline=headline,
             build_facts=join_facts(facts),
             changes=None if build.changes is None else tabulate_changes(build.changes),
             changed=[] if build.changes is None else describe_changes(build.changes),
-            cards=[_make_card(build, at, name) for at, name in enumerate(recipe.datasets)],
+            cards=[_make_card(build, at, name, links) for at, name in enumerate(recipe.datasets)],
             all_flows=[flows.sum_flows([pair[i] for pair in build.flows.values()]) for i in (0, 1)],
             max_drawn=MAX_DRAWN_DATASETS,
             sequences=_describe_sequences(build, encoders),
@@ -154,12 +207,11 @@ def render_report(build: BuildView) -> str:
             span_kinds=SPAN_KINDS,
         )
     )
-    style, script = _read_asset("report.css"), _read_asset("report.js")
-    return html.render_page(f"{recipe.name}: report", [body], style=style, script=script)
 
 
 @cache
-def _read_asset(name: str) -> str:
+def read_asset(name: str) -> str:
+    """Return a file of this package: a template, a style or a script."""
     return resources.files("rowmill.reports").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -167,6 +219,7 @@ def _read_asset(name: str) -> str:
 def open_templates() -> "Environment":
     """Return the templates' environment: they escape what they do not call safe, with control characters as symbols."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
+    from markupsafe import Markup
 
     def show(value: object) -> object:
         return value if hasattr(value, "__html__") else escape_control_characters(str(value))
@@ -178,7 +231,7 @@ def open_templates() -> "Environment":
     def link_expectations(key: StageKey) -> str:
         return expectation_suite.expectations_page_path(key).removeprefix(f"reports/{key[0]}/")
 
-    def list_stage_tables(output: Manifest) -> Iterator[tuple[str, str, list[str]]]:
+    def list_stage_tables(output: Manifest, links: ReportLinks) -> Iterator[tuple[str, str, list[str]]]:
         for name, table, about in list_tables(output):
             if not says_something(table):
                 continue
@@ -191,11 +244,12 @@ def open_templates() -> "Environment":
                 for row in table.rows[:MAX_TABLE_ROWS]
             ]
             cut = f"the first {MAX_TABLE_ROWS} of {len(table.rows):,}" if len(table.rows) > MAX_TABLE_ROWS else ""
-            markup = html.render_table(table.columns, rows)
+            link = partial(links.of_cell, output, name)
+            markup = html.render_table(table.columns, rows, link=link, show=links.mention_rows)
             yield name.replace("_", " "), markup, [note for note in (cut, about) if note]
 
     environment = Environment(
-        loader=FunctionLoader(_read_asset),
+        loader=FunctionLoader(read_asset),
         autoescape=True,
         finalize=show,
         trim_blocks=True,
@@ -205,7 +259,11 @@ def open_templates() -> "Environment":
     functions: dict[str, Any] = {
         "describe_output": describe_output,
         "draw_flow": flows.draw_flow_svg,
-        "draw_plots": lambda output: plots.draw_plots(output, width=PLOT_WIDTH).values(),
+        "draw_plots": lambda output, links: plots.draw_plots(
+            output, width=PLOT_WIDTH, link=partial(links.of_bin, output)
+        ).values(),
+        "link": lambda text, address: Markup(html.link_text(html.escape_text(text), address)),  # noqa: S704  (escaped)
+        "partial": partial,
         "format_key": console.format_key,
         "link_expectations": link_expectations,
         "list_stage_tables": list_stage_tables,
@@ -221,18 +279,23 @@ def open_templates() -> "Environment":
 # ── Cards and tables ───────────────────────────────────────────────────────────────────────────────
 
 
-def _make_card(build: BuildView, at: int, name: str) -> dict[str, Any]:
+def _make_card(build: BuildView, at: int, name: str, links: ReportLinks) -> dict[str, Any]:
     """Return a dataset's card: four numbers, its lengths, and the most severe failure, else what is missing."""
     counts = dict(zip(build.dataset_counts.columns, build.dataset_counts.rows[at], strict=True))
     shown = {label: counts[label] for label in ("rows", "tokens", "trained", "fill")}
     histograms = (
-        output.histograms[histogram]
+        (output, histogram)
         for stage, histogram in LENGTH_HISTOGRAMS
         if (output := build.find_output(name, stage)) is not None
         and histogram in output.histograms
         and sum(output.histograms[histogram].counts)
     )
-    lengths = next(histograms, None) if at < MAX_DRAWN_DATASETS else None
+    lengths = ""
+    if at < MAX_DRAWN_DATASETS and (found := next(histograms, None)) is not None:
+        output, histogram = found
+        link = partial(links.of_bin, output, histogram)
+        drawn = output.histograms[histogram]
+        lengths = plots.draw_histogram_svg(drawn, width=CARD_WIDTH, height=CARD_HEIGHT, link=link)
     dataset_steps = [step for step in build.steps if step.dataset == name]
     passed = sum(result.passed for step in dataset_steps for result in build.results[step.key])
     return {
@@ -240,7 +303,7 @@ def _make_card(build: BuildView, at: int, name: str) -> dict[str, Any]:
         "numbers": [
             (f"{value:,}" if isinstance(value, int) else value or NO_NUMBER, label) for label, value in shown.items()
         ],
-        "lengths": plots.draw_histogram_svg(lengths, width=CARD_WIDTH, height=CARD_HEIGHT) if lengths else "",
+        "lengths": lengths,
         "failed": [result for result in build.failed if result.key[1] == name and len(result.key) > 2],
         "missing": next((step.name for step in build.missing if step.dataset == name), ""),
         "passed": format_count(passed, "check"),
@@ -305,11 +368,11 @@ def describe_sequence(sequence: SequenceTrace) -> dict[str, Any]:
     # Line ends are marked; a token that only completes a later character is a small square.
     texts = [text.replace("\n", "↵\n") or "▫" for text in sequence.texts]
     styles = [f"{kind} trained" if trained else kind for kind, trained in sequence.classes]
-    shown: list[tuple[str, list[tuple[str, list[str]]]]] = []
+    shown: list[tuple[str, list[tuple[str, list[str]]], str]] = []
     for place in sequence.segments:
         places = range(place.offset, min(place.offset + place.length, len(texts)))
         spans = [(style, [texts[at] for at in run]) for style, run in groupby(places, key=styles.__getitem__)]
-        shown.append((describe_segment(sequence, place), spans))
+        shown.append((describe_segment(sequence, place), spans, place.row_id))
     counts = [
         f"packed sequence {sequence.dataset}/{sequence.split}/{sequence.sequence}",
         format_count(sequence.tokens, "token"),
@@ -318,7 +381,8 @@ def describe_sequence(sequence: SequenceTrace) -> dict[str, Any]:
         f"shared by {format_count(len(sequence.tree.examples), 'example')}" if sequence.tree else "",
     ]
     kinds = [kind for kind in SPAN_KINDS if kind in sequence.kinds]
-    return {"columns": columns, "caption": join_facts(counts), "kinds": kinds, "segments": shown}
+    place = sequence.dataset, sequence.split, sequence.sequence
+    return {"columns": columns, "caption": join_facts(counts), "kinds": kinds, "segments": shown, "place": place}
 
 
 # ── Rows that can be searched ──────────────────────────────────────────────────────────────────────
@@ -340,6 +404,7 @@ class _Row:
     detail: str | None
     facts: str
     spans: Sequence[tuple[str, str, str]]
+    row_id: str
 
 
 def _start_text(text: str) -> str:
@@ -385,7 +450,9 @@ def _make_sample(name: str, example: Mapping[str, Any], encoder: Encoder, budget
     cut = f"{before:,} before truncation" if before != tokens else ""
     facts = join_facts([example["example_id"], example["split"], *lengths, cut])
     title = join_facts([name, *lengths])
-    return _Row(name, KEPT_REASON, tokens, characters, title, _start_text(text), None, facts, spans)
+    return _Row(
+        name, KEPT_REASON, tokens, characters, title, _start_text(text), None, facts, spans, example["example_id"]
+    )
 
 
 def _list_rejects(build: BuildView) -> Iterator[_Row]:
@@ -407,4 +474,4 @@ def _list_rejects(build: BuildView) -> Iterator[_Row]:
         title, start = join_facts([dataset, reason]), _start_text(line["detail"] or raw)
         detail, shown = clip_text(line["detail"], budget // 4), clip_text(raw, budget // 2)
         facts = join_facts([f"rejected at {line['stage']}", f"row {line['row_id']}"])
-        yield _Row(dataset, reason, None, len(raw), title, start, detail, facts, [("", "", shown)])
+        yield _Row(dataset, reason, None, len(raw), title, start, detail, facts, [("", "", shown)], line["row_id"])

@@ -70,7 +70,7 @@ def render_inspected_record(record: InspectedRecord, *, colours: bool) -> Render
         label_value("raw", _clip_text(record.raw.decode(errors="replace"), MAX_RAW_CHARS)),
     ]
     if record.row is not None:
-        lines += [label_value("report", _format_parse_report(record.row)), *_render_row(record.row)]
+        lines += [label_value("report", format_parse_report(record.row)), *_render_row(record.row)]
     if record.rejected is not None:
         stage, reason, detail = record.rejected
         lines.append(
@@ -89,7 +89,7 @@ def _clip_text(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else f"{text[:max_chars]} … ({len(text):,} characters)"
 
 
-def _format_parse_report(row: Mapping[str, Any]) -> str:
+def format_parse_report(row: Mapping[str, Any]) -> str:
     """Summarize what canonicalization noted about a row."""
     counts = {
         "extracted_think_from_content": "reasoning blocks extracted from content",
@@ -135,11 +135,17 @@ def _render_row(row: Mapping[str, Any]) -> Iterator[RenderableType]:
                 yield label_value("structured" if i == 0 else "", shown)
             elif i == left_out.start:
                 yield label_value("", f" … {len(left_out)} more messages")
+    for name, text in list_kind_fields(row):
+        yield label_value(name, _flatten_text(text))
+
+
+def list_kind_fields(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what a row of its kind has beside texts and messages, then the fields that are declared, as text."""
     of_kind = (field.name for field in ROW_KIND_COLUMNS.get(row["kind"], ()))
     for name in (*of_kind, *find_token_fields(row), *ROW_FIELDS):
         value = row.get(name)
         if value is not None:
-            yield label_value(name, _flatten_text(value if type(value) is str else to_json(value)))
+            yield name, value if type(value) is str else to_json(value)
 
 
 def _flatten_text(text: str) -> str:
@@ -246,7 +252,7 @@ def _render_tree(trace: SequenceTrace, tree: SequenceTree) -> Iterator[Renderabl
                 example.tokens,
                 ", ".join(targets),
                 example.example_id,
-                _format_origin(origins[example.example_id]),
+                format_origin(origins[example.example_id]),
             )
         )
     yield Text("")
@@ -294,14 +300,15 @@ def _render_occurrences(name: str, showings: Sequence[SequenceOccurrence]) -> It
 
 
 def _render_origin(origin: RowOrigin) -> Iterator[RenderableType]:
-    yield label_value("source", _format_origin(origin))
+    yield label_value("source", format_origin(origin))
     if origin.line is None:
         yield label_value("", origin.problem, LOOK)
     else:
         yield label_value("raw", _clip_text(origin.raw.decode(errors="replace"), MAX_RAW_CHARS))
 
 
-def _format_origin(origin: RowOrigin) -> str:
+def format_origin(origin: RowOrigin) -> str:
+    """Return a row's file and line, or its record where the line is not known."""
     if origin.line is None:
         return f"{origin.url}, record {origin.record}"
     return format_source_line(origin.url, origin.reader, origin.line)
@@ -330,7 +337,7 @@ def render_sequence_trace(trace: SequenceTrace) -> RenderableType:
                     f"{place.offset} to {place.offset + place.length - 1}",
                     place.length,
                     f"{place.example_id}{f' from token {place.start}' if place.start else ''}",
-                    _format_origin(origin),
+                    format_origin(origin),
                 )
                 for place, origin in zip(trace.places, trace.origins, strict=True)
             ]
@@ -353,7 +360,7 @@ def render_sequence_trace(trace: SequenceTrace) -> RenderableType:
     origins = list({(trace.origins[i].url, trace.origins[i].record): trace.origins[i] for i in holding}.values())
     for origin in origins[:MAX_SHOWN_OCCURRENCES]:
         lines += _render_origin(origin)
-    lines += [label_value("source", _format_origin(origin)) for origin in origins[MAX_SHOWN_OCCURRENCES:]]
+    lines += [label_value("source", format_origin(origin)) for origin in origins[MAX_SHOWN_OCCURRENCES:]]
     return Group(*lines, Text(""))
 
 

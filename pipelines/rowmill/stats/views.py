@@ -428,36 +428,56 @@ def _find_root_path(store: Store) -> str:
     return os.path.abspath(store.path("")) if store.is_local else store.path("")
 
 
-def query_views(store: Store, sql: str, *, recipe: str | None = None) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+def query_views(
+    store: Store, sql: str, *, recipe: str | None = None, losses: str = ""
+) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     """Run one SELECT over the views, of one recipe or of all in the store; return column names and rows.
 
-    The query can read the statistics and nothing else: no other file, no network, no extension, no Python variable. It
+    With a folder of `losses`, there is a view of that name: what trainers' `ExampleLosses` wrote there. The query can
+    read these and the statistics and nothing else: no other file, no network, no extension, no Python variable. It
     cannot write.
     """
     import duckdb
 
     publish_views(store)
     try:
-        with _open_connection(store, recipe) as connection:
-            statements = connection.extract_statements(sql)
-            if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-                # COPY and EXPORT would write into the one folder that queries may read.
-                raise _query_error(sql, "not a single SELECT")
-            result = connection.execute(statements[0])
-            return tuple(str(column[0]) for column in result.description), result.fetchall()
+        with open_views(store, recipe, losses) as connection:
+            return run_select(connection, sql)
     except duckdb.Error as error:
-        if isinstance(error, duckdb.IOException | duckdb.InvalidInputException):
-            # The cause may be a truncated file, so the tables are verified first.
-            require_whole_tables(store)
-        raise _query_error(sql, " ".join(str(error).split("\n\nLINE", 1)[0].split())) from error
+        raise explain_failure(store, sql, error) from error
 
 
-def _open_connection(store: Store, recipe: str | None) -> "duckdb.DuckDBPyConnection":
+def run_select(
+    connection: "duckdb.DuckDBPyConnection", sql: str, *, max_rows: int | None = None
+) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Run one SELECT of a user; return column names and rows, or the first `max_rows` of them."""
+    import duckdb
+
+    statements = connection.extract_statements(sql)
+    if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+        # COPY and EXPORT would write into the one folder that queries may read.
+        raise _query_error(sql, "not a single SELECT")
+    result = connection.execute(statements[0])
+    names = tuple(str(column[0]) for column in result.description)
+    return names, result.fetchall() if max_rows is None else result.fetchmany(max_rows)
+
+
+def explain_failure(store: Store, sql: str, error: "duckdb.Error") -> ConfigError:
+    """Return the error for a query that DuckDB refused; DamagedFileError is raised if a table is the cause."""
+    import duckdb
+
+    if isinstance(error, duckdb.IOException | duckdb.InvalidInputException):
+        # The cause may be a truncated file, so the tables are verified first.
+        require_whole_tables(store)
+    return _query_error(sql, " ".join(str(error).split("\n\nLINE", 1)[0].split()))
+
+
+def open_views(store: Store, recipe: str | None = None, losses: str = "") -> "duckdb.DuckDBPyConnection":
     """Open a separate DuckDB engine that holds the views and can access nothing but the statistics.
 
     With a recipe's name, the views show only that recipe. The engine is in memory, with the file attached if that has
     the views: connections to one file share an engine within a process, and a second query would find the configuration
-    locked by the first.
+    locked by the first. `publish_views` comes before.
     """
     import duckdb
 
@@ -474,7 +494,7 @@ def _open_connection(store: Store, recipe: str | None) -> "duckdb.DuckDBPyConnec
         connection.execute(
             f"ATTACH {_quote_text(os.path.join(_find_root_path(store), DATABASE_FILE))} AS stats (READ_ONLY)"
         )
-        connection.execute("USE stats")
+        connection.execute("SET search_path = 'stats.main,memory.main'")
     else:
         _run_statements(connection, list(_make_view_statements(store, recipe)))
         _run_statements(connection, list(_make_comment_statements(connection)))
@@ -484,6 +504,10 @@ def _open_connection(store: Store, recipe: str | None) -> "duckdb.DuckDBPyConnec
     spelled = {folder, _escape_glob(folder)}
     if not store.is_local:
         spelled |= {spelling.replace("://", ":///", 1) for spelling in spelled}
+    if losses:
+        spelled.add(os.path.abspath(losses))
+        pattern = _quote_text(f"{_escape_glob(os.path.abspath(losses))}/*.parquet")
+        connection.execute(f"CREATE VIEW memory.main.losses AS SELECT * FROM read_parquet({pattern})")  # noqa: S608
     allowed = ", ".join(_quote_text(spelling) for spelling in sorted(spelled))
     connection.execute(f"SET allowed_directories = [{allowed}]")
     connection.execute("SET enable_external_access = false")

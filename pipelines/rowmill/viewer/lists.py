@@ -1,0 +1,350 @@
+"""Lists of rows, rejects and examples that are left out: filters, orders and pages over the views, and search in texts.
+
+    ?dataset=chats&removed=any&order=-removed        a SELECT over `history.rows` and `history.examples`
+    ?q=saturn                                        parts are read one after the other, hits are yielded as they come
+
+`history` is asked for the versions of the build that a page shows, so a build that runs at the moment changes no list.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import pyarrow.compute as pc
+
+from rowmill.core.errors import ConfigError
+from rowmill.core.json import to_json
+from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, TOKENIZED_EXAMPLES
+from rowmill.schema.manifest import File
+from rowmill.viewer.builds import Build
+
+if TYPE_CHECKING:
+    import duckdb
+
+PAGE_ROWS = 50
+ListName = Literal["rows", "rejects", "left_out"]
+
+REMOVED: Final[Mapping[str, str]] = {
+    "any": "original_tokens > tokens",
+    "exchanges": "exchanges_removed > 0",
+    "reasoning": "reasoning_removed > 0",
+    "tokens": "tokens_cut > 0",
+}
+"""What truncation removed, as `rowmill stats` names its stages."""
+
+_SHARE = "100.0 * trained_tokens / nullif(tokens, 0)"
+_OF_ROW: Final[Mapping[str, str]] = {
+    "dataset": "r.dataset = ?", "split": "r.split = ?", "domain": "r.domain = ?", "schema": "r.schema = ?",
+    "file": "r.source = ?", "group": "r.group_key = ?", "line": "r.line = ?",
+}  # fmt: skip
+_OF_REJECT: Final[Mapping[str, str]] = {
+    "dataset": "r.dataset = ?", "reason": "r.reason = ?", "stage": "r.stage = ?", "file": "r.source = ?",
+    "domain": "r.domain = ?",
+}  # fmt: skip
+_OF_LEFT_OUT: Final[Mapping[str, str]] = {
+    "dataset": "r.dataset = ?", "state": "r.state = ?", "split": "r.split = ?", "reason": "r.reason = ?",
+}  # fmt: skip
+_OF_TOKENS: Final[Mapping[str, str]] = {
+    "tokens_from": "e.tokens >= ?", "tokens_below": "e.tokens < ?", "original_from": "e.original_tokens >= ?",
+    "original_below": "e.original_tokens < ?", "share_from": f"{_SHARE} >= ?", "share_below": f"{_SHARE} < ?",
+}  # fmt: skip
+_NUMBERS = frozenset({*_OF_TOKENS, "line"})
+_ORDERS: Final[Mapping[ListName, Mapping[str, str]]] = {
+    "rows": {
+        "dataset": "r.dataset", "split": "r.split", "domain": "r.domain", "file": "r.source", "line": "r.line",
+        "group": "r.group_key", "preview": "r.preview", "tokens": "e.tokens", "trained": _SHARE,
+        "removed": "e.original_tokens - e.tokens", "loss": "l.loss",
+    },
+    "rejects": {
+        "dataset": "r.dataset", "reason": "r.reason", "file": "r.source", "line": "r.line", "detail": "r.detail",
+        "preview": "r.preview",
+    },
+    "left_out": {"dataset": "r.dataset", "split": "r.split", "state": "r.state", "tokens": "r.tokens"},
+}  # fmt: skip
+_OF_ORDER_IN_EXAMPLES = ("e.", "trained_tokens", "l.")
+
+FILTERS: Final[Mapping[ListName, tuple[str, ...]]] = {
+    "rows": (*_OF_ROW, *_OF_TOKENS, "removed", "role", "check", "stage"),
+    "rejects": tuple(_OF_REJECT),
+    "left_out": tuple(_OF_LEFT_OUT),
+}
+"""The filters of each list; `q`, `order` and `page` come beside them."""
+
+
+@dataclass(frozen=True)
+class ListQuery:
+    """What a list shows: its filters by name, the text to search, an order such as `-tokens`, and the page from 0."""
+
+    name: ListName
+    filters: Mapping[str, str]
+    text: str = ""
+    order: str = ""
+    page: int = 0
+    ids: Sequence[str] | None = None
+    """Only these rows: those that a check's samples or a comparison name."""
+
+    @classmethod
+    def parse(cls, name: ListName, values: Mapping[str, str]) -> "ListQuery":
+        """Return the list that an address names; ConfigError says which values it may have."""
+        filters = {key: values[key] for key in FILTERS[name] if values.get(key)}
+        for key in _NUMBERS & filters.keys():
+            _parse_number(key, filters[key])
+        order, page = values.get("order", ""), values.get("page", "0")
+        if order and order.removeprefix("-") not in _ORDERS[name]:
+            names = ", ".join(_ORDERS[name])
+            raise ConfigError(
+                f"order={order}: no such column; there are {names}; name one, with - for the largest first"
+            )
+        if not page.isdecimal() or int(page) > MAX_PAGE:
+            raise ConfigError(f"page={page}: expected a number from 0 to {MAX_PAGE:,}; give one, or narrow the list")
+        if filters.get("removed", "any") not in REMOVED:
+            raise ConfigError(f"removed={filters['removed']}: expected one of {', '.join(REMOVED)}; choose one")
+        return cls(name, filters, values.get("q", "").strip(), order, int(page))
+
+
+MAX_PAGE = 20_000
+
+
+def _parse_number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{name}={text}: expected a number; give one, or delete the filter") from None
+
+
+@dataclass(frozen=True)
+class ListPage:
+    """Some lines of a list as mappings, the number of all, and whether more follow."""
+
+    lines: list[dict[str, Any]]
+    total: int | None
+    has_more: bool
+
+
+@dataclass
+class _Select:
+    """A SELECT that grows: conditions with their values."""
+
+    where: list[str] = field(default_factory=list[str])
+    values: list[Any] = field(default_factory=list[Any])
+
+    def add(self, condition: str, *values: Any) -> None:
+        self.where.append(condition)
+        self.values += values
+
+    def restrict(self, versions: Sequence[tuple[str, str]], recipe: str, alias: str) -> None:
+        """Keep only the rows of some versions; the names of files have them, so others are not opened."""
+        marks = ", ".join("?" * len(versions)) or "''"
+        self.add(f"{alias}.recipe = ? AND {alias}.version IN ({marks})", recipe, *(version for _, version in versions))
+        pairs = ", ".join("(?, ?)" for _ in versions) or "('', '')"
+        self.add(f"({alias}.dataset, {alias}.version) IN ({pairs})", *(value for pair in versions for value in pair))
+
+
+def read_list(
+    connection: "duckdb.DuckDBPyConnection", build: Build, query: ListQuery, *, counts: bool = True
+) -> ListPage:
+    """Return a page of a list."""
+    order = _ORDERS[query.name].get(query.order.removeprefix("-"), "")
+    needs_tokens = query.name == "rows" and (
+        any(key in query.filters for key in (*_OF_TOKENS, "removed")) or order.startswith("e.") or order == _SHARE
+    )
+    needs_losses = order.startswith("l.")
+    of_rows = _Select()
+    stages = {"rows": [CANONICAL_ROWS], "rejects": [CANONICAL_ROWS, TOKENIZED_EXAMPLES], "left_out": [PACKED_SHARDS]}
+    of_rows.restrict(build.list_versions(*stages[query.name]), build.recipe, "r")
+    known = {"rows": _OF_ROW, "rejects": _OF_REJECT, "left_out": _OF_LEFT_OUT}[query.name]
+    for key, value in query.filters.items():
+        if key in known:
+            of_rows.add(known[key], value)
+        elif key in _OF_TOKENS:
+            of_rows.add(_OF_TOKENS[key], float(value))
+    if role := query.filters.get("role"):
+        condition = "len(r.unknown_roles) > 0" if role == "any" else "list_contains(r.unknown_roles, ?)"
+        of_rows.add(condition, *([] if role == "any" else [role]))
+    if removed := query.filters.get("removed"):
+        of_rows.add(REMOVED[removed])
+    if query.ids is not None:
+        of_rows.add(f"r.row_id IN ({', '.join('?' * len(query.ids)) or 'NULL'})", *query.ids)
+    joined, values = "", list[Any]()
+    if needs_tokens:
+        joined, values = _join_examples(build)
+    if needs_losses:
+        joined += (
+            " LEFT JOIN (SELECT split_part(example_id, '#', 1) AS row_id, avg(loss) AS loss FROM losses GROUP BY 1) "
+            "AS l USING (row_id)"
+        )
+    source = f"FROM history.{query.name} AS r {joined} WHERE {' AND '.join(of_rows.where)}"
+    values = values + of_rows.values
+    direction = "DESC NULLS LAST" if query.order.startswith("-") else "ASC NULLS LAST"
+    ties = "r.example_id" if query.name == "left_out" else "r.source, r.record"
+    sort = f" ORDER BY {order} {direction}, {ties}" if order else ""
+    extra = ", e.original_tokens, e.tokens, e.trained_tokens" if needs_tokens else ""
+    extra += ", l.loss" if needs_losses else ""
+    sql = f"SELECT r.*{extra} {source}{sort} LIMIT {PAGE_ROWS + 1} OFFSET {query.page * PAGE_ROWS}"
+    lines = _fetch(connection, sql, values)
+    total = None
+    if counts:
+        [[total]] = connection.execute(f"SELECT count(*) {source}", values).fetchall()
+    has_more, lines = len(lines) > PAGE_ROWS, lines[:PAGE_ROWS]
+    if query.name == "rows" and not needs_tokens:
+        _add_tokens(connection, build, lines)
+    return ListPage(lines, total, has_more)
+
+
+def _join_examples(build: Build) -> tuple[str, list[Any]]:
+    """Return the join with each row's tokens, and its values."""
+    of_examples = _Select()
+    of_examples.restrict(build.list_versions(TOKENIZED_EXAMPLES), build.recipe, "t")
+    sums = ("original_tokens", "tokens", "trained_tokens", "exchanges_removed", "reasoning_removed", "tokens_cut")
+    if build.has_single_examples:
+        columns = f"dataset, row_ids[1] AS row_id, {', '.join(sums)}"
+        grouped = ""
+    else:
+        columns = f"dataset, unnest(row_ids) AS row_id, {', '.join(sums)}"
+        grouped = f"SELECT dataset, row_id, {', '.join(f'sum({name}) AS {name}' for name in sums)} FROM "
+    inner = f"(SELECT {columns} FROM history.examples AS t WHERE {' AND '.join(of_examples.where)})"
+    inner = f"({grouped}{inner} GROUP BY ALL)" if grouped else inner
+    return f"LEFT JOIN {inner} AS e USING (dataset, row_id)", of_examples.values
+
+
+def _add_tokens(connection: "duckdb.DuckDBPyConnection", build: Build, lines: list[dict[str, Any]]) -> None:
+    """Add the tokens of some rows; a join with all examples would read more."""
+    if not lines:
+        return
+    ids, of_examples = [line["row_id"] for line in lines], _Select()
+    of_examples.restrict(build.list_versions(TOKENIZED_EXAMPLES), build.recipe, "t")
+    marks = ", ".join("?" * len(ids))
+    wanted = f"row_ids[1] IN ({marks})" if build.has_single_examples else f"list_has_any(row_ids, [{marks}])"
+    of_examples.add(wanted, *ids)
+    sql = (
+        "SELECT dataset, unnest(row_ids) AS row_id, original_tokens, tokens, trained_tokens FROM history.examples AS t "
+        f"WHERE {' AND '.join(of_examples.where)}"
+    )
+    names = ("original_tokens", "tokens", "trained_tokens")
+    sums: dict[tuple[str, str], dict[str, int]] = {}
+    for example in _fetch(connection, sql, of_examples.values):
+        of_row = sums.setdefault((example["dataset"], example["row_id"]), {})
+        for name in names:
+            of_row[name] = of_row.get(name, 0) + example[name]
+    for line in lines:
+        line.update(sums.get((line["dataset"], line["row_id"]), dict.fromkeys(names)))
+
+
+def read_losses(connection: "duckdb.DuckDBPyConnection", row_ids: Sequence[str]) -> dict[str, float]:
+    """Return the mean loss of some rows."""
+    marks = ", ".join("?" * len(row_ids)) or "NULL"
+    lines = _fetch(
+        connection,
+        f"SELECT split_part(example_id, '#', 1) AS row_id, avg(loss) AS loss FROM losses "
+        f"WHERE split_part(example_id, '#', 1) IN ({marks}) GROUP BY 1",
+        list(row_ids),
+    )
+    return {line["row_id"]: line["loss"] for line in lines}
+
+
+def read_segments(
+    connection: "duckdb.DuckDBPyConnection", build: Build, sequences: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """Return the segments of some sequences of the order, each with the domain and preview of its row."""
+    packed, rows = _Select(), _Select()
+    packed.restrict(build.list_versions(PACKED_SHARDS), build.recipe, "t")
+    marks = ", ".join("(?, ?)" for _ in sequences) or "('', -1)"
+    values = [value for pair in sequences for value in pair]
+    packed.add(f"t.split = 'train' AND (t.dataset, t.sequence_id) IN ({marks})", *values)
+    rows.restrict(build.list_versions(CANONICAL_ROWS), build.recipe, "r")
+    sql = (
+        "WITH s AS (SELECT dataset, sequence_id, segment, example_id, row_id, source, record, start, length "
+        f"FROM history.segments AS t WHERE {' AND '.join(packed.where)}) "
+        "SELECT s.*, r.line, r.domain, r.preview FROM s LEFT JOIN (SELECT dataset, row_id, line, domain, preview FROM "
+        f"history.rows AS r WHERE {' AND '.join(rows.where)} AND row_id IN (SELECT row_id FROM s)) AS r "
+        "USING (dataset, row_id) ORDER BY s.dataset, s.sequence_id, s.segment"
+    )
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for line in _fetch(connection, sql, [*packed.values, *rows.values]):
+        found.setdefault((line["dataset"], line["sequence_id"]), []).append(line)
+    return found
+
+
+def _fetch(connection: "duckdb.DuckDBPyConnection", sql: str, values: Sequence[Any]) -> list[dict[str, Any]]:
+    result = connection.execute(sql, list(values))
+    names = [str(column[0]) for column in result.description]
+    return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+
+
+def count_values(
+    connection: "duckdb.DuckDBPyConnection", build: Build, query: ListQuery, column: str
+) -> list[tuple[str, int]]:
+    """Return the values of a column of a dataset's list, the most frequent first, each with its number of lines."""
+    of_rows = _Select()
+    stages = {"rows": [CANONICAL_ROWS], "rejects": [CANONICAL_ROWS, TOKENIZED_EXAMPLES], "left_out": [PACKED_SHARDS]}
+    of_rows.restrict(build.list_versions(*stages[query.name]), build.recipe, "r")
+    if dataset := query.filters.get("dataset"):
+        of_rows.add("r.dataset = ?", dataset)
+    sql = (
+        f"SELECT {column} AS value, count(*) AS n FROM history.{query.name} AS r WHERE {' AND '.join(of_rows.where)} "
+        f"AND {column} IS NOT NULL GROUP BY 1 ORDER BY n DESC, value LIMIT {MAX_CHOICES}"
+    )
+    return [(str(line["value"]), int(line["n"])) for line in _fetch(connection, sql, of_rows.values)]
+
+
+MAX_CHOICES = 100
+"""Values of a filter that a list offers."""
+
+
+# ── Search in texts ────────────────────────────────────────────────────────────────────────────────
+
+_TEXT_COLUMNS = ("messages", "tools", "text", "output", "record", "chosen", "rejected", "ground_truth", "raw")
+
+
+@dataclass(frozen=True)
+class SearchStep:
+    """Rows with the text in one more file, and how many rows were read so far."""
+
+    row_ids: list[str]
+    read: int
+    of: int
+    place: str
+    """Where to go on: the number of the file, and of the row in it."""
+
+
+def search_texts(build: Build, query: ListQuery, start: str) -> Iterator[SearchStep]:
+    """Yield the rows, or rejects, that hold a text, file by file; upper and lower case are the same.
+
+    Texts are stored as JSON, so the text is looked for as JSON writes it.
+    """
+    files: list[tuple[str, File]] = []
+    for (_, dataset, *_), output in ((key, one) for key, one in build.made.items() if len(key) == 3):
+        stages = (CANONICAL_ROWS,) if query.name == "rows" else (CANONICAL_ROWS, TOKENIZED_EXAMPLES)
+        if output is not None and output.stage in stages and query.filters.get("dataset") in (None, dataset):
+            files += [(dataset, file) for file in output.files(query.name) if file.rows]
+    of = sum(file.rows or 0 for _, file in files)
+    first_file, _, first_row = start.partition(":")
+    at = (int(first_file), int(first_row)) if first_file.isdecimal() and first_row.isdecimal() else (0, 0)
+    read = sum(file.rows or 0 for _, file in files[: at[0]]) + at[1]
+    written = to_json(query.text)[1:-1]
+    store = build.project.store
+    for number, (_, file) in enumerate(files[at[0] :], start=at[0]):
+        skip = at[1] if number == at[0] else 0
+        # A file of no known columns has nothing to search; an Arrow file is mapped, so only these are read.
+        table = store.table(file)
+        table = table.select([name for name in table.column_names if name in ("row_id", "split", *_TEXT_COLUMNS)])
+        for begin in range(skip, len(table), SEARCH_ROWS):
+            piece = table.slice(begin, SEARCH_ROWS)
+            found = None
+            for name in _TEXT_COLUMNS:
+                if name not in piece.column_names:
+                    continue
+                column = piece.column(name)
+                text = query.text if name in ("text", "output") else written
+                pattern = text.encode() if str(column.type) == "binary" else text
+                mask = pc.match_substring(column, pattern, ignore_case=str(column.type) != "binary")
+                mask = pc.fill_null(mask, fill_value=False)
+                found = mask if found is None else pc.or_(found, mask)
+            hits = [] if found is None else piece.filter(found).column("row_id").to_pylist()
+            read += len(piece)
+            end = begin + len(piece)
+            yield SearchStep(hits, read, of, f"{number}:{end}" if end < len(table) else f"{number + 1}:0")
+
+
+SEARCH_ROWS = 20_000
+"""Rows searched at a time."""

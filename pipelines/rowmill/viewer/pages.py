@@ -1,0 +1,445 @@
+"""What each page shows: asked of the functions that the commands of the same name use.
+
+/  /RECIPE  /RECIPE/rows  /RECIPE/rows/ID  /RECIPE/rejects  /RECIPE/left_out  /RECIPE/sequences/DATASET/SPLIT/N
+/RECIPE/steps/N  /RECIPE/compare/VERSION  /RECIPE/sql  /RECIPE/search
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from rowmill.core import html
+from rowmill.core.arrays import format_count, format_percent, format_time, join_facts
+from rowmill.core.errors import ConfigError, PipelineError
+from rowmill.core.json import from_json
+from rowmill.core.stage_names import GPU_PARTITIONS, TRAINING_SPLITS
+from rowmill.inspection import inspect, trace
+from rowmill.inspection.inspect import InspectedExample, InspectedRecord
+from rowmill.inspection.trace import RowTrace
+from rowmill.reports import report_page, row_view
+from rowmill.schema.examples import SPAN_KINDS
+from rowmill.schema.ledger import REASON_DESCRIPTIONS, REJECT_REASONS
+from rowmill.schema.rows import is_row_id, parse_row_id
+from rowmill.viewer import lists
+from rowmill.viewer.builds import Build, Builds
+from rowmill.viewer.links import ROW_ID, Links
+from rowmill.viewer.lists import ListQuery
+
+if TYPE_CHECKING:
+    import duckdb
+    from jinja2 import Environment
+
+MAX_SHOWN_CHARS = 100_000
+"""Characters shown of a raw record or of a message; more would make a browser slow."""
+
+
+@cache
+def open_templates() -> "Environment":
+    """Return the report's environment with the templates of the pages beside its own."""
+    from jinja2 import ChoiceLoader, FunctionLoader
+
+    environment = report_page.open_templates().overlay()
+    own = FunctionLoader(lambda name: read_template(name) if name.startswith("view_") else None)
+    environment.loader = ChoiceLoader([own, *([environment.loader] if environment.loader else [])])
+    functions: dict[str, Any] = {
+        "clip": clip,
+        "count": format_count,
+        "percent": format_percent,
+        "place_of": format_place,
+    }
+    environment.globals.update(functions)
+    return environment
+
+
+@cache
+def read_template(name: str) -> str:
+    """Return a template, style or script of this package."""
+    return resources.files("rowmill.viewer").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def render(name: str, **values: Any) -> str:
+    """Return a page."""
+    return open_templates().get_template(f"view_{name}.html.jinja").render(**values)
+
+
+def clip(text: str, limit: int = MAX_SHOWN_CHARS) -> str:
+    """Return the beginning of a long text, and how long it is."""
+    return text if len(text) <= limit else f"{text[:limit]} … ({len(text):,} characters)"
+
+
+def format_place(line: Mapping[str, Any]) -> str:
+    """Return the file and the line of a row of the views, or its record where lines are not known."""
+    name = str(line["source"] or "").rpartition("/")[2]
+    return f"{name}:{line['line']}" if line["line"] is not None else f"{name}, record {line['record']}"
+
+
+# ── Recipes and the report ─────────────────────────────────────────────────────────────────────────
+
+
+def show_recipes(builds: Builds) -> str:
+    """Return the page of all recipes: their state, tokens, checks, age and last failures."""
+    recipes: list[dict[str, Any]] = []
+    for name in builds.recipes:
+        try:
+            build = builds.open_build(name)
+        except PipelineError as error:
+            recipes.append({"name": name, "error": str(error)})
+            continue
+        order = build.find_output(None, TRAINING_SPLITS)
+        built = [output.built_at for output in build.made.values() if output is not None]
+        passed = sum(result.passed for results in build.results.values() for result in results)
+        recipes.append(
+            {
+                "name": name,
+                "error": "",
+                "verdict": build.verdict if built else ("!", "look", f"Not built yet: run rowmill build {name}"),
+                "tokens": "" if order is None else f"{int(order.facts['tokens']):,}",
+                "passed": passed,
+                "failed": build.failed,
+                "built": format_time(max(built)) if built else "",
+                "to": Links(build),
+            }
+        )
+    return render("recipes", recipes=recipes, build=None)
+
+
+def show_report(build: Build) -> str:
+    """Return the report, in which numbers are links."""
+    links = Links(build)
+    body = Markup(report_page.render_report_body(build, links))  # noqa: S704  (the report escapes its values)
+    return render("report", build=build, to=links, body=body)
+
+
+# ── Lists ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def show_list(builds: Builds, build: Build, query: ListQuery, values: Mapping[str, str]) -> Iterator[str]:
+    """Yield a list's page; of a search, piece by piece as hits are found."""
+    connection = builds.open_views(build.project)
+    links = Links(build)
+    sampled = _list_check_samples(build, query)
+    if sampled is not None:
+        query = ListQuery(query.name, query.filters, query.text, query.order, query.page, sampled)
+    page = None if query.text else lists.read_list(connection, build, query)
+    columns = {"rows": "dataset split domain schema", "rejects": "dataset reason", "left_out": "dataset split state"}
+    choices = {
+        name: list(build.project.recipe.datasets)
+        if name == "dataset"
+        else [value for value, _ in lists.count_values(connection, build, query, name)]
+        for name in columns[query.name].split()
+    }
+    reasons = _describe_reasons(connection, build, query) if query.name == "rejects" else []
+    kept = {name: value for name, value in values.items() if name not in ("page", "version", "start")}
+    has_losses = bool(builds.losses) and query.name == "rows"
+    if page is not None and has_losses:
+        _add_losses(connection, page.lines)
+    template = open_templates().get_template("view_list.html.jinja")
+    context: dict[str, Any] = {
+        "build": build, "to": links, "query": query, "page": page, "choices": choices, "reasons": reasons, "kept": kept,
+        "has_losses": has_losses, "reason": REASON_DESCRIPTIONS.get(query.filters.get("reason", "")),
+        "check": _find_check(build, query), "page_rows": lists.PAGE_ROWS,
+        "lines": () if page is not None else _search(connection, build, query, values, has_losses=has_losses),
+    }  # fmt: skip
+    yield from template.generate(**context)
+
+
+def _search(
+    connection: "duckdb.DuckDBPyConnection",
+    build: Build,
+    query: ListQuery,
+    values: Mapping[str, str],
+    *,
+    has_losses: bool,
+) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a search as they are found, and after each piece of the data how much was read."""
+    shown = 0
+    for step in lists.search_texts(build, query, values.get("start", "")):
+        if step.row_ids:
+            of_step = ListQuery(query.name, query.filters, ids=step.row_ids[: lists.PAGE_ROWS * 4])
+            found = lists.read_list(connection, build, of_step, counts=False).lines
+            if has_losses:
+                _add_losses(connection, found)
+            for line in found:
+                yield {"row": line}
+            shown += len(found)
+        is_last = step.read >= step.of
+        yield {"read": step.read, "of": step.of, "shown": shown, "place": "" if is_last else step.place,
+               "stops": shown >= lists.PAGE_ROWS and not is_last}  # fmt: skip
+        if shown >= lists.PAGE_ROWS:
+            return
+
+
+def _add_losses(connection: "duckdb.DuckDBPyConnection", lines: Sequence[dict[str, Any]]) -> None:
+    losses = lists.read_losses(connection, [line["row_id"] for line in lines])
+    for line in lines:
+        line["loss"] = losses.get(line["row_id"])
+
+
+def _find_check(build: Build, query: ListQuery) -> Any:
+    """Return the result of the check whose rows a list shows."""
+    name, dataset = query.filters.get("check"), query.filters.get("dataset")
+    found = [
+        result
+        for step in build.steps
+        for result in build.results[step.key]
+        if result.check == name and dataset in (None, step.dataset) and query.filters.get("stage") in (None, step.name)
+    ]
+    return found[0] if found else None
+
+
+def _list_check_samples(build: Build, query: ListQuery) -> list[str] | None:
+    """Return the rows that a check's samples name, where no filter of the list finds them; None without any."""
+    if "check" not in query.filters or not query.filters.keys() <= {"check", "dataset", "stage"}:
+        return None
+    result = _find_check(build, query)
+    output = None if result is None else build.made[result.key]
+    named = " ".join(output.samples.get(query.filters["check"], ())) if output is not None else ""
+    return [one.partition("#")[0] for one in ROW_ID.findall(named)] or None
+
+
+def _describe_reasons(
+    connection: "duckdb.DuckDBPyConnection", build: Build, query: ListQuery
+) -> list[tuple[str, int, str]]:
+    counted = lists.count_values(connection, build, query, "reason")
+    return [
+        (reason, n, REASON_DESCRIPTIONS[reason].what if reason in REASON_DESCRIPTIONS else "") for reason, n in counted
+    ]
+
+
+# ── A row ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def show_row(builds: Builds, build: Build, row_id: str) -> str:
+    """Return the page of a row's whole life, in each dataset that has it."""
+    links = Links(build)
+    views: list[dict[str, Any]] = []
+    name = row_id.partition("#")[0]
+    for lineage in build.lineages.values() if is_row_id(name) else ():
+        if parse_row_id(name)[0] not in lineage.parts:
+            continue
+        records = (record for record in inspect.inspect_row(lineage, name) if record.row_id == name)
+        views += [_describe_row(build, record, trace.trace_row_of(lineage, name)) for record in records]
+    if not views:
+        raise ConfigError(
+            f"{row_id}: no row of this build of {build.recipe} has this id; expected a row id, <part>:<number>; search "
+            "for its text, or for its file and line"
+        )
+    losses: list[Any] = []
+    if builds.losses:
+        connection = builds.open_views(build.project)
+        sql = "SELECT example_id, step, loss, tokens FROM losses WHERE split_part(example_id, '#', 1) = ? ORDER BY step"
+        losses = connection.execute(sql, [name]).fetchall()
+    return render(
+        "row", build=build, to=links, row_id=name, views=views, losses=losses, neighbors=_find_neighbors(name)
+    )
+
+
+def _find_neighbors(row_id: str) -> tuple[str, str]:
+    part, number = parse_row_id(row_id)
+    return f"{part}:{number - 1}" if number else "", f"{part}:{number + 1}"
+
+
+def _describe_row(build: Build, record: InspectedRecord, traced: RowTrace) -> dict[str, Any]:
+    raw = record.raw.decode(errors="replace")
+    row, description = record.row, None
+    if record.rejected is not None:
+        description = REASON_DESCRIPTIONS.get(record.rejected[1])
+    messages = [] if row is None or row["messages"] is None else from_json(row["messages"])
+    removed = {number for sample in record.samples for number in sample.removed_messages or ()}
+    facts = row_view.format_parse_report(row) if row is not None else ""
+    fields = [] if row is None else [
+        (name, value) for name, value in (("text", row["text"]), ("output", row["output"]), ("record", row["record"]),
+        ("tools", row["tools"]), ("template_kwargs", row["template_kwargs"])) if value is not None
+    ] + list(row_view.list_kind_fields(row))  # fmt: skip
+    where = row_view.format_origin(traced.origin)
+    return {
+        "record": record, "trace": traced, "raw": _mark_raw(raw, record),
+        "messages": _describe_messages(messages, removed),
+        "facts": facts, "fields": fields, "where": where, "description": description, "row": row,
+        "samples": [_describe_sample(sample) for sample in record.samples],
+        "is_scheduled": any(place.showings for place in traced.places),
+        "content_hash": row["content_hash"].hex() if row is not None else "",
+        "has_records": build.project.recipe.datasets[record.dataset].format.get_joint_rows() is not None,
+    }  # fmt: skip
+
+
+def _describe_messages(messages: Sequence[Mapping[str, Any]], removed: set[int]) -> list[dict[str, Any]]:
+    described: list[dict[str, Any]] = []
+    for number, message in enumerate(messages):
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        shown = {"role", "content", "reasoning_content", "tool_calls"}
+        others = {name: value for name, value in message.items() if name not in shown}
+        described.append(
+            {
+                "number": number, "role": message["role"], "content": message["content"],
+                "reasoning": message.get("reasoning_content"), "is_removed": number in removed,
+                "calls": [(call["name"], json.dumps(call["arguments"], ensure_ascii=False)) for call in calls],
+                "others": json.dumps(others, ensure_ascii=False, default=str) if others else "",
+            }
+        )  # fmt: skip
+    return described
+
+
+def _describe_sample(sample: InspectedExample) -> dict[str, Any]:
+    cut = ", ".join(f"{count:,} by {stage}" for stage, count in sample.removed.items())
+    facts = [
+        format_count(sample.tokens, "token"),
+        f"{sample.trained_tokens:,} trained ({format_percent(sample.trained_tokens, sample.tokens)})",
+        f"{sample.original_tokens:,} before truncation, which removed {cut}" if cut else "",
+        *(f"{count:,} with weight {weight}" for weight, count in sample.weights.items()),
+    ]
+    spans, left = list[tuple[str, str, str]](), MAX_SHOWN_CHARS
+    for span in sample.spans:
+        kind, trained = span.kind
+        if left <= 0:
+            spans.append(("dim", "", " … truncated"))
+            break
+        title = f"{format_count(span.tokens, 'token')}, {kind.replace('_', ' ')}{', trained' if trained else ''}"
+        spans.append((f"{kind} trained" if trained else kind, title, clip(span.text, left)))
+        left -= len(span.text)
+    return {
+        "sample": sample,
+        "facts": join_facts(facts),
+        "spans": spans,
+        "kinds": [kind for kind in SPAN_KINDS if any(kind == span.kind[0] for span in sample.spans)],
+    }
+
+
+def _mark_raw(raw: str, record: InspectedRecord) -> list[tuple[str, str]]:
+    """Return a raw record as pieces of a style: columns that nothing reads, and the place that a reject names."""
+    raw = clip(raw)
+    marks: list[tuple[int, int, str]] = []
+    for name in record.unread:
+        for found in re.finditer(re.escape(json.dumps(name, ensure_ascii=False)) + r"\s*:", raw):
+            marks.append((found.start(), found.end(), "unread"))
+            break
+    if record.rejected is not None:
+        _, reason, detail = record.rejected
+        if reason in ("invalid_json", "duplicate_key"):
+            try:
+                json.loads(raw)
+            except json.JSONDecodeError as error:
+                marks.append((min(error.pos, max(len(raw) - 1, 0)), error.pos + 1, "problem"))
+        elif reason == "not_utf8" and "\ufffd" in raw:
+            marks.append((raw.index("\ufffd"), raw.index("\ufffd") + 1, "problem"))
+        else:
+            words = [word for word in re.findall(r"[A-Za-z_][A-Za-z0-9_]+", detail) if f'"{word}"' in raw]
+            if words:
+                at = raw.index(f'"{words[0]}"')
+                marks.append((at, at + len(words[0]) + 2, "problem"))
+    pieces, end = list[tuple[str, str]](), 0
+    for first, last, style in sorted(marks):
+        if first < end:
+            continue
+        pieces += [("", raw[end:first]), (style, raw[first:last])]
+        end = last
+    return [piece for piece in [*pieces, ("", raw[end:])] if piece[1]]
+
+
+# ── Sequences and steps ────────────────────────────────────────────────────────────────────────────
+
+
+def show_sequence(build: Build, dataset: str, split: str, number: str) -> str:
+    """Return the page of a packed sequence."""
+    if dataset not in build.lineages:
+        raise ConfigError(f"{dataset}: no such dataset; there are {', '.join(build.lineages)}; name one of them")
+    traced = trace.trace_sequence(build.project, f"{dataset}/{split}/{number}", whole=True, lineages=build.lineages)
+    rows = [
+        (place, row_view.format_origin(origin)) for place, origin in zip(traced.places, traced.origins, strict=True)
+    ]
+    return render(
+        "sequence",
+        build=build,
+        to=Links(build),
+        trace=traced,
+        shown=report_page.describe_sequence(traced),
+        rows=rows,
+        showings=traced.places[0].showings if traced.places else (),
+        trained=format_percent(traced.row["trained_tokens"], traced.tokens),
+    )
+
+
+def show_step(builds: Builds, build: Build, number: str) -> str:
+    """Return the page of what a step trains on, rank by rank."""
+    splits, ranks = build.find_output(None, TRAINING_SPLITS), build.find_output(None, GPU_PARTITIONS)
+    if splits is None:
+        raise ConfigError(f"{build.recipe}: the order of training is not built; a step needs one; run rowmill build")
+    if not number.isdecimal() or len(number) > 12:
+        raise ConfigError(f"step {number}: expected a number from 0; give one")
+    width = build.project.recipe.partitions.world_size if ranks is None else int(ranks.facts["world_size"])
+    step = trace.list_step(build.project.store, splits, world_size=width, step=int(number))
+    connection = builds.open_views(build.project)
+    held = lists.read_segments(connection, build, [(one.dataset, one.sequence) for one in step if one.dataset])
+    by_rank: dict[int, list[dict[str, Any]]] = {}
+    shares: dict[tuple[str, str], list[int]] = {}
+    for one in step:
+        segments = held.get((one.dataset, one.sequence), [])
+        tokens = sum(segment["length"] for segment in segments)
+        by_rank.setdefault(one.rank, []).append({"one": one, "segments": segments, "tokens": tokens})
+        for segment in segments:
+            share = shares.setdefault((one.dataset, segment["domain"] or ""), [0] * width)
+            share[one.rank] += segment["length"]
+    return render(
+        "step",
+        build=build,
+        to=Links(build),
+        step=int(number),
+        steps=int(splits.facts["steps"]),
+        ranks=sorted(by_rank.items()),
+        shares=sorted(shares.items(), key=lambda pair: -sum(pair[1])),
+        has_domains=any(domain for _, domain in shares),
+        width=width,
+        outdated=""
+        if all(name in lineage.made for lineage in build.lineages.values() for name in (TRAINING_SPLITS,))
+        else "Shards changed since this order was built: run rowmill build.",
+    )
+
+
+# ── Search and SQL ─────────────────────────────────────────────────────────────────────────────────
+
+
+def find_address(build: Build, text: str) -> str:
+    """Return the address that a search leads to: an id, `file:line`, `step N`, a sequence, a reason, or a text."""
+    links, words = Links(build), text.strip()
+    if found := re.fullmatch(r"step\s+([\d,]+)", words, re.IGNORECASE):
+        return links.of("steps", found[1].replace(",", ""))
+    if (found := re.fullmatch(r"([^/\s]+)/([^/\s]+)/(\d+)", words)) and found[1] in build.lineages:
+        return links.of_sequence(found[1], found[2], int(found[3]))
+    name = words.partition("#")[0]
+    if is_row_id(name) and any(parse_row_id(name)[0] in lineage.parts for lineage in build.lineages.values()):
+        return links.of_row(words)
+    if words in REJECT_REASONS:
+        return links.of("rejects", reason=words)
+    if found := re.fullmatch(r"(.+):(\d+)", words):
+        lineages = list(build.lineages.values())
+        rows = trace.find_rows_of_line(build.project, lineages, words) if _names_file(build, found[1]) else []
+        if rows:
+            return links.of_row(rows[0][1])
+    if words in build.project.recipe.datasets:
+        return links.of("rows", dataset=words)
+    return links.of("rows", q=words)
+
+
+def _names_file(build: Build, name: str) -> bool:
+    urls = {part.url for lineage in build.lineages.values() for _, part in lineage.parts.values()}
+    return any(url == name or url.endswith(f"/{name}") for url in urls)
+
+
+def show_error(error: BaseException, build: Build | None) -> str:
+    """Return the page of an error: its message, which says what to do."""
+    return render("error", message=str(error), build=build, to=None if build is None else Links(build))
+
+
+def join_styles() -> str:
+    """Return the styles of all pages: of every page, of the report, and the viewer's own."""
+    return html.STYLE + report_page.read_asset("report.css") + read_template("viewer.css")
+
+
+def join_scripts() -> str:
+    """Return the script of all pages."""
+    return report_page.read_asset("report.js") + read_template("viewer.js")

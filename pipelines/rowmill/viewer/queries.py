@@ -1,0 +1,61 @@
+"""The page with a text box over the views: a SELECT, its result as a table, and each row id a link."""
+
+from contextlib import contextmanager
+from threading import Timer
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import duckdb
+from markupsafe import Markup
+
+from rowmill.core import html
+from rowmill.core.errors import ConfigError
+from rowmill.stats import views
+from rowmill.viewer import pages
+from rowmill.viewer.builds import Build, Builds
+from rowmill.viewer.links import Links
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+MAX_ROWS = 1_000
+TIMEOUT_S = 30.0
+EXAMPLES = (
+    "from rejects select reason, count(*) as records group by all order by records desc",
+    "from rows select domain, split, count(*) as rows group by all order by rows desc",
+    "from examples select example_id, original_tokens, tokens order by removed_tokens desc limit 20",
+    "from check_results where not passed",
+)
+
+
+def show_sql(builds: Builds, build: Build, sql: str) -> str:
+    """Return the page of a query, with its result or with what is wrong with it."""
+    links, problem, table, note = Links(build), "", Markup(), ""
+    if sql.strip():
+        began = perf_counter()
+        try:
+            connection = builds.open_views(build.project)
+            with _interrupt_after(connection, TIMEOUT_S):
+                columns, rows = views.run_select(connection, sql, max_rows=MAX_ROWS + 1)
+            table = Markup(html.render_table(columns, rows[:MAX_ROWS], show=links.mention_rows))  # noqa: S704  (escaped)
+            cut = f"the first {MAX_ROWS:,} rows" if len(rows) > MAX_ROWS else f"{len(rows):,} rows"
+            note = f"{cut} in {perf_counter() - began:.2f} s"
+        except duckdb.InterruptException:
+            problem = f"the query ran for {TIMEOUT_S:g} s and was stopped; select less, or run it with rowmill sql"
+        except duckdb.Error as error:
+            problem = str(views.explain_failure(build.project.store, sql, error))
+        except ConfigError as error:
+            problem = str(error)
+    docs = [(name, about, list(views.COLUMN_DOCS[name])) for name, about in views.VIEW_DOCS.items()]
+    return pages.render("sql", build=build, to=links, sql=sql, problem=problem, table=table, note=note, docs=docs,
+                        examples=EXAMPLES)  # fmt: skip
+
+
+@contextmanager
+def _interrupt_after(connection: duckdb.DuckDBPyConnection, seconds: float) -> "Generator[None]":
+    timer = Timer(seconds, connection.interrupt)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,323 @@
+"""The viewer's pages without a browser: who may ask, what a page says, and that nothing of data becomes markup."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rowmill.checks.catalog import CHECKS_BY_NAME
+from rowmill.core.console import render_text
+from rowmill.inspection import inspect, trace
+from rowmill.reports import report_page, row_view
+from rowmill.schema.rows import parse_row_id
+from rowmill.viewer.builds import Builds
+from rowmill.viewer.links import LISTS_OF_CHECKS
+from tests.reports.conftest import HOSTILE, make_hostile_rows
+from tests.support.markup import Page
+from tests.support.recipes import PAIR, Built, Workspace, chat, pair
+from tests.support.viewer import Answer, ask
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Return a build of chats, some hostile and some rejected, and of pairs; no test changes it."""
+    workspace = Workspace(tmp_path_factory.mktemp("viewed"))
+    rows = [*make_hostile_rows(), chat(100, turns=40, words=12)]
+    datasets = {
+        "chats": workspace.dataset("chats.jsonl", rows),
+        "pairs": workspace.dataset("pairs.jsonl", [pair(i) for i in range(60)], PAIR),
+    }
+    built = workspace.recipe(datasets).build()
+    report_page.write_report(built.project)
+    return built
+
+
+@pytest.fixture(scope="module")
+def builds(built: Built) -> Builds:
+    return Builds.of_folder(built.project.base / "configs", None)
+
+
+def list_rows(builds: Builds, address: str) -> list[str]:
+    return re.findall(r'<tr data-row="([^"]+)"', ask(builds, address).text)
+
+
+def find_row(built: Built, **wanted: Any) -> str:
+    rows = built.rows_of("chats", "canonical_rows", file="rows")
+    return next(row["row_id"] for row in rows if all(row[name] == value for name, value in wanted.items()))
+
+
+# ── Who may ask ────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (200, {}),
+        (200, {"host": "localhost:3002"}),
+        (200, {"host": "[::1]:3002"}),
+        (403, {"host": "evil.invalid:3002"}),
+        (403, {"host": "127.0.0.1.evil.invalid"}),
+        (403, {"host": ""}),
+        (403, {"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors", "sec_fetch_dest": "image"}),
+        (403, {"sec_fetch_site": "same-site", "sec_fetch_mode": "cors", "sec_fetch_dest": "empty"}),
+        (403, {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "iframe"}),
+        (200, {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}),
+        (200, {"sec_fetch_site": "same-origin"}),
+    ],
+)
+def test_request_is_answered_only_if_a_person_on_this_machine_made_it(
+    status: int, headers: dict[str, str], builds: Builds
+) -> None:
+    answer = ask(builds, "/mini/rows", **headers)
+    assert answer.status == status
+    assert ("Host" in answer.text) is ("host" in headers and status == 403)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_only_reading_is_allowed(method: str, builds: Builds) -> None:
+    assert ask(builds, "/mini/rows", method=method).status == 405
+
+
+@pytest.mark.parametrize(
+    "address", ["/", "/mini", "/mini/rows", "/mini/sql", "/static/viewer.js", "/mini/rows/nothing"]
+)
+def test_every_answer_forbids_scripts_and_styles_that_are_not_served_from_here(address: str, builds: Builds) -> None:
+    answer = ask(builds, address)
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert not re.search(r"<style|<script>|\son\w+=|\sstyle=", re.sub(r">[^<]*", ">", answer.text))
+
+
+def test_token_is_wanted_wherever_others_can_reach_the_port_and_leaves_the_address(builds: Builds) -> None:
+    first = ask(builds, "/mini/rows?dataset=chats&token=secret", token="secret", host="machine:3002")
+
+    assert ask(builds, "/mini/rows", token="secret", host="machine:3002").status == 403
+    assert ask(builds, "/mini/rows?token=guess", token="secret").status == 403
+    assert (first.status, first.headers["location"]) == (303, "/mini/rows?dataset=chats")
+    assert re.match(r"rowmill_token=secret; HttpOnly; .*SameSite=strict", first.headers["set-cookie"])
+    assert ask(builds, "/mini/rows", token="secret", host="machine:3002", cookie="rowmill_token=secret").status == 200
+
+
+OUTSIDE = [
+    "/../secret", "/mini/expectations/../../../data/chats.jsonl", "/mini/expectations/%2e%2e/%2e%2e/x.html",
+    "/mini/expectations//etc/passwd", "/mini/expectations/chats/../../report.html", "/%2e%2e%2fmini",
+    "/mini/rows/..%2f..%2fx", "/mini/sequences/../train/0", "/mini/sequences/chats/..%2ftrain/0",
+    "/mini?version=../../data", "/other", "/mini/rows/%00", "/mini/expectations/%ED%A0%80.html",
+    "/mini/sql?q=select * from read_text('/etc/passwd')",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", OUTSIDE)
+def test_address_that_tries_to_leave_the_store_gets_nothing(address: str, builds: Builds) -> None:
+    answer = ask(builds, address)
+    assert answer.status == 404 or 'role="alert"' in answer.text
+    assert "root:" not in answer.text
+    assert "river" not in answer.text
+
+
+# ── What pages say ─────────────────────────────────────────────────────────────────────────────────
+def test_each_count_of_the_report_leads_to_that_many_rows(built: Built, builds: Builds) -> None:
+    report = ask(builds, "/mini")
+    kept = built.facts("chats", "canonical_rows")["kept"]
+    [address] = set(re.findall(r'<dd><a href="([^"]+)">' + f"{kept:,}</a></dd><dt>rows</dt>", report.text))
+    shown = ask(builds, address.replace("&amp;", "&"))
+
+    assert f'<span class="dim total">{kept:,}</span>' in shown.text
+    assert len(list_rows(builds, address.replace("&amp;", "&"))) == min(kept, 50)
+    mailed = built.project.store.read("reports/mini/report.html").decode()
+    assert set(re.findall(r'href="([^#"][^"]*)"', mailed)) == set(re.findall(r'href="(expectations/[^"]+)"', mailed))
+
+
+def test_links_of_a_report_all_lead_somewhere(built: Built, builds: Builds) -> None:
+    addresses = {
+        one.replace("&amp;", "&").partition("#")[0] for one in re.findall(r'href="(/[^"]+)"', ask(builds, "/mini").text)
+    }
+    wrong = {
+        one: answer.text[-300:] for one in sorted(addresses) if (answer := ask(builds, one)).status not in (200, 303)
+    }
+
+    assert wrong == {}
+    assert len(addresses) > 40
+
+
+def test_list_is_filtered_ordered_and_paged(built: Built, builds: Builds) -> None:
+    examples = built.examples("chats")
+    longest = sorted(examples, key=lambda one: -one["tokens"])[:3]
+    assert list_rows(builds, "/mini/rows?dataset=chats&order=-tokens")[:3] == [one["row_ids"][0] for one in longest]
+
+    cut = [one["row_ids"][0] for one in examples if one["original_tokens"] > one["tokens"]]
+    assert list_rows(builds, "/mini/rows?removed=any") == cut
+    middle = sorted(one["tokens"] for one in examples)[len(examples) // 2]
+    assert len(list_rows(builds, f"/mini/rows?dataset=chats&tokens_from={middle}")) == sum(
+        one["tokens"] >= middle for one in examples
+    )
+
+    every = [list_rows(builds, f"/mini/rows?page={page}") for page in range(3)]
+    ids = [row_id for page in every for row_id in page]
+    assert len(ids) == len(set(ids)) == len(examples) + 60
+
+
+@pytest.mark.parametrize(
+    "query", ["order=secret", "page=-1", "page=x", "tokens_from=many", "removed=all", "version=0123"]
+)
+def test_bad_value_of_a_filter_is_one_sentence_that_says_what_is_allowed(query: str, builds: Builds) -> None:
+    answer = ask(builds, f"/mini/rows?{query}")
+    assert answer.status == 404
+    value = query.partition("=")[2]
+    [said] = re.findall(r'role="alert">([^<]+)<', answer.text)
+    assert value in said
+    assert len(re.split("[:;] ", said)) >= 3
+
+
+def test_row_is_shown_as_inspect_and_trace_show_it(built: Built, builds: Builds) -> None:
+    row_id = built.examples("chats")[-1]["row_ids"][0]
+    page = Page(ask(builds, f"/mini/rows/{row_id}").text).words
+    [record] = inspect.inspect_rows(built.project, count=1, dataset=None, row_id=row_id)
+    [traced] = trace.trace_row(built.project, row_id)
+
+    assert record.rejected is None
+    said = " ".join(page.split())
+    for shown in (row_view.render_inspected_record(record, colours=False), row_view.render_row_traces([traced])):
+        words = render_text(shown)
+        assert record.source in words
+        assert record.source in said
+    [sample] = record.samples
+    assert f"{sample.tokens:,} tokens" in said
+    assert f"{sample.trained_tokens:,} trained" in said
+    assert " ".join("".join(stretch.text for stretch in sample.stretches).split()) in said
+    removed = sample.removed_messages
+    assert removed
+    assert page.count("removed by truncation") == len(removed)
+    assert f"chats/{traced.places[0].split}/{traced.places[0].sequence}" in said
+    assert f"step {traced.places[0].showings[0].step}, rank {traced.places[0].showings[0].rank}" in said
+
+
+def test_messages_that_truncation_removed_are_those_that_the_example_lacks(built: Built, builds: Builds) -> None:
+    del builds
+    lineage = trace.load_lineage(built.project, "chats")
+    row_id = built.examples("chats")[-1]["row_ids"][0]
+    [record] = inspect.inspect_row(lineage, row_id)
+    [sample] = record.samples
+    assert record.row is not None
+    messages = json.loads(record.row["messages"])
+    text = "".join(stretch.text for stretch in sample.stretches)
+    lacking = [number for number, message in enumerate(messages) if message["content"] not in text]
+
+    assert list(sample.removed_messages or ()) == lacking
+    assert 0 < len(lacking) < len(messages)
+
+
+def test_reject_has_its_reason_what_it_means_what_to_do_and_its_record_with_the_place(
+    built: Built, builds: Builds
+) -> None:
+    [rejected] = [row for row in built.rejected_rows("chats") if "integer" in row["detail"]]
+    answer = ask(builds, f"/mini/rows/{rejected['row_id']}")
+
+    assert "Not in the training data" in answer.text
+    assert "It means: the messages are not a list of mappings, each with a role." in answer.text
+    assert "What to do: name the role" in answer.text
+    assert re.search(r'<span class="problem">&#34;role&#34;</span>', answer.text)
+    assert rejected["row_id"] in list_rows(builds, f"/mini/rejects?reason={rejected['reason']}")
+
+
+def test_search_leads_to_what_its_words_name(built: Built, builds: Builds) -> None:
+    row_id = find_row(built)
+    number = parse_row_id(row_id)[1] + 1
+
+    def go(text: str) -> str:
+        return ask(builds, f"/mini/search?q={text}").headers["location"].partition("?version")[0]
+
+    assert go("step%200") == "/mini/steps/0"
+    assert go(row_id) == go(f"{row_id}%230") == go(f"chats.jsonl:{number}") == f"/mini/rows/{row_id}"
+    assert go("chats/train/0") == "/mini/sequences/chats/train/0"
+    assert go("bad_messages").startswith("/mini/rejects?reason=bad_messages")
+    assert go("river").startswith("/mini/rows?q=river")
+
+
+def test_text_is_found_in_rows_and_in_rejects_whatever_its_case_and_its_quotes(built: Built, builds: Builds) -> None:
+    hostile = [
+        row["row_id"]
+        for row in built.rows_of("chats", "canonical_rows", file="rows")
+        if "evil.invalid" in row["messages"]
+    ]
+    assert list_rows(builds, "/mini/rows?q=EVIL.invalid") == hostile
+    assert list_rows(builds, "/mini/rows?q=onerror%3D%22alert") == hostile
+    assert list_rows(builds, "/mini/rows?q=no+such+words") == []
+    assert len(list_rows(builds, "/mini/rejects?q=evil.invalid")) == 1
+    read = re.findall(r"([\d,]+) of ([\d,]+) read, (\d+) found", ask(builds, "/mini/rows?q=evil").text)[-1]
+    assert read[0] == read[1]
+    assert read[2] == str(len(hostile))
+
+
+def test_rows_that_try_to_be_markup_are_shown_as_text(built: Built, builds: Builds) -> None:
+    [row_id] = [
+        row["row_id"]
+        for row in built.rows_of("chats", "canonical_rows", file="rows")
+        if "evil.invalid" in row["messages"]
+    ]
+    for address in (
+        f"/mini/rows/{row_id}",
+        "/mini/rows?q=evil.invalid",
+        "/mini/sql?q=select '<img src=x>' as x",
+        "/mini",
+    ):
+        page = ask(builds, address).text
+        assert "<img" not in page
+        assert page.count("<script") == 1
+        assert "&lt;img" in page
+    assert HOSTILE in Page(ask(builds, f"/mini/rows/{row_id}").text).words
+
+
+def test_step_has_the_sequences_that_the_ranks_read(built: Built, builds: Builds) -> None:
+    page = ask(builds, "/mini/steps/0").text
+    order = built.project.store.table(built.manifest("training_splits").files("order")[0]).to_pylist()
+    names = ["chats", "pairs"]
+    wanted = {
+        f"{names[one['dataset']]}/train/{one['sequence_id']}" for one in order if one["step"] == 0 and not one["filler"]
+    }
+    assert set(re.findall(r">(\w+/train/\d+)</a>", page)) == wanted
+    assert [int(rank) for rank in re.findall(r'id="rank-(\d+)"', page)] == [0, 1]
+    assert ask(builds, "/mini/steps/9999").status == 404
+
+
+def test_query_has_links_to_rows_and_an_error_says_what_is_wrong(builds: Builds) -> None:
+    shown = ask(builds, "/mini/sql?q=from rejects select row_id, reason")
+    wrong = ask(builds, "/mini/sql?q=select nothing from nowhere")
+
+    assert len(re.findall(r'<a href="/mini/rows/[^"]+">[0-9a-f]{16}:\d+</a>', shown.text)) >= 3
+    assert "the views are" in wrong.text
+    assert wrong.status == 200
+    for query in ("copy rows to 'x.csv'", "install httpfs", "attach 'x.db'", "from read_csv('/etc/passwd')"):
+        assert 'role="alert"' in ask(builds, f"/mini/sql?q={query}").text
+
+
+def test_page_of_checks_names_checks_that_there_are() -> None:
+    assert LISTS_OF_CHECKS.keys() <= CHECKS_BY_NAME.keys()
+
+
+# ── Versions ───────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.slow
+def test_page_keeps_its_version_and_says_when_a_newer_one_is_here_and_when_it_is_gone(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path).one("rows.jsonl", [chat(i) for i in range(20)])
+    workspace.build()
+    builds = Builds.of_folder(tmp_path / "configs", None)
+    [before] = set(re.findall(r"version=(\w+)", ask(builds, "/mini").text))
+    workspace.write("rows.jsonl", [chat(i) for i in range(30)])
+    built = workspace.build()
+
+    kept = ask(builds, f"/mini/rows?version={before}")
+    assert "A newer build is here" in kept.text
+    assert '<span class="dim total">20</span>' in kept.text
+    current = ask(builds, "/mini/rows")
+    assert '<span class="dim total">30</span>' in current.text
+    assert "newer build" not in current.text
+
+    for output in [report.manifest for report, _ in built.steps.values()]:
+        for name in (tmp_path / ".rowmill" / "/".join(output.key) / "versions").glob("*.json"):
+            if name.stem != output.version:
+                name.unlink()
+    gone: Answer = ask(builds, f"/mini/rows?version={before}")
+    assert gone.status == 404
+    assert "it was removed by rowmill gc" in gone.text

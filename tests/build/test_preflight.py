@@ -474,20 +474,6 @@ def test_keys_of_messages_that_neither_an_option_nor_the_template_reads_are_name
     assert not any(remark.is_warning for remark in found)
 
 
-@pytest.mark.parametrize("flag", [{"trainable": False}, {"train_detail": [{"begin_offset": 0, "train": False}]}])
-def test_flag_of_a_message_that_nothing_reads_is_a_warning(flag: dict[str, Any], project: CliProject) -> None:
-    rows = [dialogue(i) for i in range(9)]
-    for row in rows:
-        row["messages"][1] |= flag
-    project.write_recipe(**chats_of(rows)(project))
-
-    [remark] = [one for one in preflight.require_no_mistakes(project.project) if "neither an option" in one.text]
-
-    [name] = flag
-    assert f"the key `{name}` (9 messages); does `{name}` say what is trained? format.message_flags" in remark.text
-    assert remark.is_warning
-
-
 @pytest.mark.parametrize("kind", ["text", "auto"])
 @pytest.mark.parametrize(
     ("text", "said"),

@@ -23,7 +23,8 @@ from rowmill.schema.rows import RowKind
 KEY = ("demo", "chats", "canonical_rows")
 GOOD = {
     "nonempty": 10, "accounted": 0, "unknown_roles": 0.0, "group_size": 2, "rejects": 0.0, "duplicates": 0.0,
-    "preference_data": 0.0, "unread_text": 0.0, "unpinned_boundaries": 0, "group_advice": 0, "interval_mismatch": 0,
+    "preference_data": 0.0, "unread_flags": 0,
+    "unread_text": 0.0, "unpinned_boundaries": 0, "group_advice": 0, "interval_mismatch": 0,
     "decontamination_items": 9, "contaminated": 0.0, "near_duplicates": 0.0,
 }  # fmt: skip
 REASON = "looked at each of them"

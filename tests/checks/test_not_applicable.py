@@ -34,8 +34,9 @@ IDLE: Mapping[str, set[str]] = {
     "texts": {"unknown_roles", "group_size", "group_advice", "interval_mismatch", "unpinned_boundaries",
               "preference_data", "prompt_parity", "doubtful_header", *OTHERS},
     "table": {"unknown_roles", "group_size", "group_advice", "interval_mismatch", "unpinned_boundaries",
-              "preference_data", "unread_text", "ambiguous_times", *OTHERS},
-    "groups": {"preference_data", "unread_text", "unknown_roles", "interval_mismatch", "unpinned_boundaries", *OTHERS},
+              "preference_data", "unread_flags", "unread_text", "ambiguous_times", *OTHERS},
+    "groups": {"preference_data", "unread_flags", "unread_text", "unknown_roles",
+               "interval_mismatch", "unpinned_boundaries", *OTHERS},
 }  # fmt: skip
 """Dataset → the checks of its first stages that have nothing to ask it."""
 ON_REQUEST = {check.name for check in CHECKS if check.requested_by and check.only_for is None}

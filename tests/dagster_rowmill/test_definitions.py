@@ -71,7 +71,8 @@ def test_checks_block_where_the_recipe_says_error_and_filters_have_theirs_where_
     blocking = {spec.name: spec.blocking for spec in specs if spec.asset_key == tiny.key("chats", "canonical_rows")}
     warn = {"unknown_roles", "unpinned_boundaries", "group_advice", "interval_mismatch"}
     error = {
-        "nonempty", "accounted", "group_size", "rejects", "duplicates", "shrunk", "preference_data", "unread_text",
+        "nonempty", "accounted", "group_size", "rejects", "duplicates", "shrunk", "preference_data",
+        "unread_flags", "unread_text",
     }  # fmt: skip
     assert blocking == dict.fromkeys(warn, False) | dict.fromkeys(error, True)
     datasets = {**RECIPE["datasets"], "chats": {**RECIPE["datasets"]["chats"], "filters": {"near_duplicates": {}}}}

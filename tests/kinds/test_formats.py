@@ -674,9 +674,9 @@ def test_pairs_of_question_and_answer_stay_pairs() -> None:
     ],
 )
 def test_flags_become_train_and_weight(given: dict[str, Json], flags: dict[str, Json]) -> None:
-    message = {"role": "user", "content": "U", **given}
+    message = {"role": "assistant", "content": "A", **given}
 
-    assert kept({"messages": [message]}).messages[0] == {"role": "user", "content": "U", **flags}
+    assert kept({"messages": [message]}).messages[0] == {"role": "assistant", "content": "A", **flags}
 
 
 @pytest.mark.parametrize(
@@ -694,7 +694,7 @@ def test_flags_become_train_and_weight(given: dict[str, Json], flags: dict[str, 
     ],
 )
 def test_ambiguous_flags_are_rejected(given: dict[str, Json], expected: str) -> None:
-    assert reason({"messages": [{"role": "user", "content": "U", **given}]}) == expected
+    assert reason({"messages": [{"role": "assistant", "content": "A", **given}]}) == expected
 
 
 def test_flags_have_configured_names_and_weights_between_need_the_option() -> None:
@@ -705,7 +705,7 @@ def test_flags_have_configured_names_and_weights_between_need_the_option() -> No
     record = {"messages": [{"role": "user", "content": "U", "learn": False, "weight": "heavy"}]}
     message = kept(record, Chat(message_flags=["learn"])).messages[0]
 
-    assert message == {"role": "user", "content": "U", "train": False, "weight": "heavy"}
+    assert message == {"role": "user", "content": "U", "train": False}
 
 
 @pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf"), 1e39, 1e-46, 10**400])

@@ -362,7 +362,6 @@ PASSAGE = "Olives grow around the sea, where the winter is mild and the summer i
             "System: a column of prompts",
         ),
         ({"text": "Write a function that adds.", "code": "def add(a, b): return a + b"}, "a column of documents too"),
-        ({"messages": [ASKED, {**ANSWERED, "weight": 0.5}]}, "0 of 20 fit format: {kind: chat} (bad_weight"),
         ({"image": "a.png", "messages": [{**ASKED, "content": "<image> What?"}, ANSWERED]}, "(multimodal_content: "),
         ({"prompt": {"text": "Why?", "role": "prompter", "replies": []}}, ""),
         ({"messages": [ASKED, ANSWERED], "thumbs_up": 1}, "thumbs_up: a column of preference data"),
@@ -379,7 +378,7 @@ PASSAGE = "Olives grow around the sea, where the winter is mild and the summer i
     ],
     ids=[
         *("several responses", "sentences", "prompt with its response", "answers of another form"),
-        *("truth as text", "chatml", "alpaca", "mistral", "system in capitals", "two documents", "weights", "image"),
+        *("truth as text", "chatml", "alpaca", "mistral", "system in capitals", "two documents", "image"),
         *("tree", "label", "named turns", "bold turns", "full width", "values", "wrapped", "choice", "label of text"),
         *("steps", "message", "translation"),
     ],

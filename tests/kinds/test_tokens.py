@@ -45,6 +45,26 @@ def test_every_shape_gives_the_vector_of_the_specification(schema: str, record: 
     assert _row(record) == (schema, IDS, MASK)
 
 
+def test_token_trains_if_all_masks_of_its_record_and_its_label_say_so() -> None:
+    both = {"completion_mask": [0, 0, 1, 1, 1], "assistant_masks": [0, 0, 1, 0, 1]}
+
+    assert _row({"input_ids": IDS, **both}) == ("masked", IDS, MASK)
+    assert _row({"input_ids": IDS, **both, "labels": [-100, -100, 7, -100, 9]}) == ("masked", IDS, MASK)
+    sides = {"prompt_ids": [5, 6], "response_ids": [7, 8, 9]}
+    assert _row({**sides, "response_mask": [1, 1, 1], "loss_mask": [1, 0, 1]}) == ("prompt_response", IDS, MASK)
+    # The first token is no target, whatever a mask says of it.
+    assert _row({"input_ids": IDS, "loss_mask": [1, 0, 1, 0, 1], "labels": [-100, -100, 7, -100, 9]})[2] == MASK
+
+
+@pytest.mark.parametrize("labels", [[-100, -100, 7, 8, 9], [-100, -100, 7, -100, -100]])
+def test_labels_that_contradict_a_mask_are_rejected(labels: list[int]) -> None:
+    rejected = _read({"input_ids": IDS, "loss_mask": [0, 0, 1, 0, 1], "labels": labels})
+
+    assert isinstance(rejected, Rejected)
+    assert rejected.reason == "labels_disagree"
+    assert "loss_mask" in rejected.detail
+
+
 def test_counted_ids_are_trained_but_the_first_and_named_columns_take_the_place_of_known_ones() -> None:
     trained = [False, False, True, True, True]
 

@@ -320,12 +320,9 @@ def _note_unread_message_keys(trial: Project, step: Step, rows: Manifest) -> Ite
     if unread:
         named = ", ".join(f"`{clean_value(key)}` ({format_count(count, 'message')})" for key, count in unread)
         keys = "key" if len(unread) == 1 else "keys"
-        flags = [clean_value(key) for key, _ in unread if re.search("train|loss|mask|learn|weight|supervis", key)]
-        asked = "".join(f"; does `{name}` say what is trained? format.message_flags names flags" for name in flags[:1])
         yield Finding(
             f"{trial.recipe.name}: datasets.{step.dataset}.format: neither an option nor the chat template reads the "
-            f"{keys} {named}{asked}",
-            is_warning=bool(flags),
+            f"{keys} {named}"
         )
 
 

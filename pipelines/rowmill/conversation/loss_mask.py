@@ -16,6 +16,7 @@ from rowmill.conversation.character_ownership import (
 )
 from rowmill.conversation.frame_learning import MAX_CACHED_FRAMES, learn_frames_once
 from rowmill.conversation.options import Loss, MaskRules
+from rowmill.conversation.part_weights import cut_parts, locate_parts
 from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_contract import TemplateBehavior
 from rowmill.conversation.template_frames import TemplateFrames, get_call_ids, list_end_tokens
@@ -26,7 +27,7 @@ from rowmill.core.json import Json, to_json
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.rows import ContentSpan, Conversation, MaskedConversation, Message, Rejected, Span
 
-MASKING_VERSION = 10
+MASKING_VERSION = 11
 """Increment it when any mask may change."""
 
 
@@ -174,20 +175,30 @@ class Masker:
         problem = verify_mask(cut.text, trained, supervised, located, excluded, blocks)
         if problem is not None:
             return problem
+        own = tuple(pieces)
+        parts: tuple[tuple[int, int, float], ...] = ()
+        if any("part_weights" in conversation.messages[index] for index in supervised):
+            located_parts = locate_parts(rendered, conversation.messages, supervised, located)
+            if isinstance(located_parts, Rejected):
+                return located_parts
+            trained, own, parts = cut_parts(trained, own, located_parts)
+            if not trained:
+                return Rejected("no_loss_tokens", "no part of a supervised message trains")
         merged: list[Span] = []
         weights: dict[int, float] = {}
         for span in trained:
             weight = float(conversation.messages[span.message].get("weight", 1))
             if weight != 1:
                 weights[span.message] = weight
-            if merged and merged[-1].message == span.message and merged[-1].end == span.start:
+            is_next = merged and merged[-1].message == span.message and merged[-1].end == span.start
+            if is_next and "part_weights" not in conversation.messages[span.message]:
                 merged[-1] = Span(merged[-1].start, span.end, span.message)
             else:
                 merged.append(span)
         lost = _count_kinds(dropped) if dropped else {}
         weights = dict(sorted(weights.items()))
         return MaskedConversation(
-            cut.text, tuple(merged), tuple(pieces), lost, untrained, weights, message_ends=cut.message_ends
+            cut.text, tuple(merged), own, lost, untrained, weights, message_ends=cut.message_ends, part_weights=parts
         )
 
     def find_layout(self, roles: Sequence[str]) -> TurnLayout | None:
@@ -231,9 +242,9 @@ class Masker:
         chosen: list[int] = []
         for index, message in enumerate(messages):
             role = message["role"]
-            flag, weight = message.get("train"), message.get("weight")
-            if flag is None and weight is not None:
-                flag = weight != 0
+            flag = message.get("train")
+            if flag is None and message.get("weight") == 0:
+                flag = False
             if flag is None:
                 is_model = role in roles
                 trains = is_model if by_default else loss.mask.get(role, loss.mask_default) == "train"

@@ -23,6 +23,7 @@ from rowmill.kinds.shared.filters import Filters
 from rowmill.kinds.shared.messages import Tools, is_mapping, rename_aliases
 from rowmill.kinds.shared.reasoning import Reasoning
 from rowmill.kinds.shared.splits import Splits
+from rowmill.kinds.shared.training_flags import FlagMeaning, name_flags
 from rowmill.packing.options import Packing
 from rowmill.schema.examples import Objective, RolloutFields
 from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
@@ -119,6 +120,8 @@ class DatasetKind(Config):
     """Aliases of the kind."""
     FILLED_IN: ClassVar[tuple[str, ...]] = ()
     """Fields that are computed when the recipe is loaded and cannot be set in it."""
+    READS_FLAG_COLUMNS: ClassVar[bool] = False
+    """Whether columns of a record may say what of it trains, as `message_flags` names them."""
     NEEDS_TEMPLATE: ClassVar[bool] = True
     """Whether a kind with the group `template` needs a chat template; a user's class may make no conversations."""
     OVERLONG_POLICIES: ClassVar[tuple[OverlongPolicy, ...]] = get_args(OverlongPolicy)
@@ -234,6 +237,10 @@ class DatasetKind(Config):
     def list_ignored_columns(self) -> Sequence[str]:
         """Return the columns that are left out on purpose: the kind's option `ignore_columns`, if it has one."""
         return getattr(self, "ignore_columns", ())
+
+    def list_message_flags(self) -> Mapping[str, FlagMeaning]:
+        """Return the meaning of each flag of messages: the kind's option `message_flags`, if it has one."""
+        return name_flags(getattr(self, "message_flags", ()))
 
     def get_domain_key(self) -> str | None:
         """Return the column that names a row's domain: the kind's option `domain_key`, if it has one."""

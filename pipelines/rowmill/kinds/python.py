@@ -34,7 +34,8 @@ from rowmill.core.json import Json
 from rowmill.kinds.base import BuildContext, DatasetKind, DatasetOptions, RowReader, TokenBuilder
 from rowmill.kinds.chat import Chat
 from rowmill.kinds.shared.canonicalization import Canonicalizer, reject_format_error, remove_nulls
-from rowmill.kinds.shared.messages import MESSAGE_FLAGS, Tools, is_mapping
+from rowmill.kinds.shared.messages import Tools, is_mapping
+from rowmill.kinds.shared.training_flags import KNOWN_FLAGS, FlagMeaning
 from rowmill.kinds.supervised import Supervised, refuse_joined_separator
 from rowmill.kinds.text import Text
 from rowmill.kinds.tokens import to_flat_array
@@ -341,8 +342,10 @@ class Python(DatasetKind):
     """How to treat a role that no template is known to print: keep and list it, or reject the row."""
     assistant_roles: list[str] = Field(default=["assistant"], min_length=1)
     """Roles of the model's messages."""
-    message_flags: list[str] = Field(default=[*MESSAGE_FLAGS])
-    """Keys of a message that decide whether it is trained (true, false), or with which weight (a number; 0: not)."""
+    message_flags: list[str] | dict[str, FlagMeaning] = Field(default=[*KNOWN_FLAGS])
+    """Keys of a message or of a part of its content that decide whether it is trained (true, false), or with which
+    weight (a number; 0: not). A mapping adds to these: `{trainable: train, masked: mask, skip: ignore}`, where true
+    trains, or masks, or says nothing."""
     domain_key: str | None = None
     """Column that names the row's domain, if the class does not set it; without text there, it is `__default__`."""
     separate_with: str | int | None = None

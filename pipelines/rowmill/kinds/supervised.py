@@ -68,8 +68,8 @@ class Supervised(DatasetKind):
     output_field: str = "response"
     """Column with the response, or its path, as in `answers.text.0`."""
     ignore_columns: list[str] = Field(default=[])
-    """Columns of text that are left out on purpose; others that nothing reads are reported, and refused if their name
-    says that they belong to the prompt."""
+    """Columns that are left out on purpose; others of text that nothing reads are reported, and refused if their name
+    says that they belong to the prompt, or what trains."""
     separate_with: str | Annotated[int, Field(ge=0)] | None = None
     """Text, or one token id, between prompt and response; it belongs to the prompt."""
     domain_key: str | None = None
@@ -113,7 +113,7 @@ class Supervised(DatasetKind):
             "they are joined without a chat template; to have one, write:",
             f"{{kind: chat, prompt_fields: [{prompt}], response_fields: [{response}]}}",
         ]
-        return replace(found, notes=notes if "." not in response else [])
+        return replace(found, notes=[*found.notes, *(notes if "." not in response else [])])
 
     def check_options(self, options: DatasetOptions) -> None:
         """Refuse what can be done to conversations only."""

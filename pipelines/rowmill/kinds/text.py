@@ -46,7 +46,8 @@ class Text(DatasetKind):
     text_key: str = "text"
     """Column with the document."""
     ignore_columns: list[str] = Field(default=[])
-    """Columns of text that are left out on purpose; others that nothing reads are reported."""
+    """Columns that are left out on purpose; others of text that nothing reads are reported, and refused if their name
+    says what trains."""
     domain_key: str | None = None
     """Column that names the row's domain; a row without text there is in `__default__`."""
     add_bos: Literal["auto"] | bool = "auto"

@@ -18,6 +18,7 @@ ones: these sets contain each other, so the number of values says which of them 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -160,13 +161,17 @@ class Tokens(DatasetKind):
         min_length=1,
     )
     """Columns that may hold 1 for a trained token and 0 for another, as long as the ids, or as `response_length` says
-    for the last tokens; for a prompt and a response, as long as the response."""
+    for the last tokens; for a prompt and a response, as long as the response. What trains is in all that a record has,
+    and in its `labels`."""
     token_fields: list[str] | dict[str, TokenField] = Field(default=[])
     """Columns with a number per token, such as `logprobs` or `advantages`, which go to the reader and to the exports
     `native` and `hf`; as long as the ids, the response or the trained ids. 0 for a token without one. A mapping names
     the type and the size of each: `{teacher_ids: {type: int32, size: 8}}`; a list means float32, one of each token."""
     row_fields: list[Literal["reward", "group_id"]] = Field(default=[])
     """Columns with a value per row that go the same way: `reward`, a number; `group_id`, text or an integer."""
+    ignore_columns: list[str] = Field(default=[])
+    """Columns that are left out on purpose; others that look as if they said what trains, and that nothing reads, are
+    refused."""
     domain_key: str | None = None
     """Column that names the row's domain; a row without text there is in `__default__`."""
 
@@ -238,6 +243,13 @@ class Tokens(DatasetKind):
         allowed = "" if options.truncation.token_cut == "allow" else " with truncation.token_cut: allow"  # noqa: S105
         return f"drop, or truncate{allowed}"
 
+    @cached_property
+    def _read_columns(self) -> tuple[str, ...]:
+        """The columns of ids, masks and declared fields."""
+        own = (*self.ids_fields, *self.mask_fields, *self.list_token_fields(), *self.row_fields)
+        others = (*PROMPT_FIELDS, *RESPONSE_FIELDS, *COUNT_FIELDS, *TURN_FIELDS, "labels", "attention_mask")
+        return tuple(dict.fromkeys((*own, *others)))
+
     def make_record_reader(self, options: DatasetOptions) -> RecordReader:
         """Read every record as ids with their mask."""
         return self._read_row
@@ -302,7 +314,7 @@ class Tokens(DatasetKind):
         missing += [name for name in self.row_fields if columns[name] is None]
         notes = tuple(f"{WITHOUT_FIELD}{name}" for name in missing)
         report = ParseReport(schema=found.schema, notes=notes) if notes else make_plain_report(found.schema)
-        return Row("tokens", columns=columns, report=report)
+        return Row("tokens", columns=columns, report=report, read_columns=self._read_columns)
 
 
 def _read_prompt_response(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | None:
@@ -311,36 +323,59 @@ def _read_prompt_response(record: Mapping[str, Json], options: Tokens) -> _Maske
     if prompt is None or response is None:
         return None
     asked, answered = _read_ids(prompt), _read_ids(response)
-    name, flags = find_first_column(record, options.mask_fields)
-    mask = np.ones(len(answered), np.bool_) if flags is None else _read_mask(flags, name)
-    if len(mask) != len(answered):
-        raise RejectError("length_mismatch", f"{name} has {len(mask)} entries, the response {len(answered)} ids")
+    mask = np.ones(len(answered), np.bool_)
+    for name, flags in _list_masks(record, options):
+        own = _read_mask(flags, name)
+        if len(own) != len(answered):
+            raise RejectError("length_mismatch", f"{name} has {len(own)} entries, the response {len(answered)} ids")
+        mask &= own
     ids, whole = np.concatenate((asked, answered)), np.concatenate((np.zeros(len(asked), np.bool_), mask))
     return _MaskedIds("prompt_response", ids, whole, response=np.arange(len(ids)) >= len(asked))
 
 
 def _read_whole(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | None:
     """Read the ids of a whole example with their mask, their labels, or the number of trained ones at the end."""
-    name, flags = find_first_column(record, options.mask_fields)
-    given = record.get("labels")
+    masks, given = _list_masks(record, options), record.get("labels")
     counted, count = find_first_column(record, COUNT_FIELDS)
     value = find_first_column(record, options.ids_fields)[1]
-    if value is None or (flags is None and given is None and count is None):
+    if value is None or (not masks and given is None and count is None):
         return None
     ids = _read_ids(value)
-    if flags is not None:
-        mask = _read_mask(flags, name)
-        if len(mask) == len(ids):
-            return _MaskedIds("masked", ids, mask)
-        if len(mask) < len(ids) and len(mask) == record.get("response_length"):
-            return _MaskedIds("masked", ids, np.concatenate((np.zeros(len(ids) - len(mask), np.bool_), mask)))
-        raise RejectError("length_mismatch", f"{name} has {len(mask)} entries, the record {len(ids)} ids")
-    if given is None:
-        if type(count) is not int or count < 0:
-            raise RejectError("bad_mask", f"{counted} is {count!r}, expected how many of the last ids are trained")
-        if count > len(ids):
-            raise RejectError("length_mismatch", f"{counted} is {count}, the record has {len(ids)} ids")
-        return _MaskedIds("counted", ids, np.arange(len(ids)) >= len(ids) - count)
+    mask = np.ones(len(ids), np.bool_)
+    for name, flags in masks:
+        own = _read_mask(flags, name)
+        if len(own) < len(ids) and len(own) == record.get("response_length"):
+            own = np.concatenate((np.zeros(len(ids) - len(own), np.bool_), own))
+        if len(own) != len(ids):
+            raise RejectError("length_mismatch", f"{name} has {len(own)} entries, the record {len(ids)} ids")
+        mask &= own
+    if given is not None:
+        labelled = _read_labels(given, ids)
+        if masks and not np.array_equal(mask[1:], labelled[1:]):
+            at = 1 + int(np.flatnonzero(mask[1:] != labelled[1:])[0])
+            names = ", ".join(name for name, _ in masks)
+            raise RejectError(
+                "labels_disagree",
+                f"label {at} is {ids[at] if labelled[at] else IGNORED_LABEL}, and {names} "
+                f"{'does not train it' if labelled[at] else 'trains it'}",
+            )
+        return _MaskedIds("masked" if masks else "labelled", ids, mask & labelled)
+    if masks:
+        return _MaskedIds("masked", ids, mask)
+    if type(count) is not int or count < 0:
+        raise RejectError("bad_mask", f"{counted} is {count!r}, expected how many of the last ids are trained")
+    if count > len(ids):
+        raise RejectError("length_mismatch", f"{counted} is {count}, the record has {len(ids)} ids")
+    return _MaskedIds("counted", ids, np.arange(len(ids)) >= len(ids) - count)
+
+
+def _list_masks(record: Mapping[str, Json], options: Tokens) -> list[tuple[str, Json]]:
+    """Return a record's masks with their names; a null counts as absent."""
+    return [(name, flags) for name in options.mask_fields if (flags := record.get(name)) is not None]
+
+
+def _read_labels(given: Json, ids: TokenIds) -> Bools:
+    """Return which ids are labels of themselves; the others have -100."""
     labels = _to_integers(given)
     if labels is None:
         raise RejectError("bad_mask", f"labels are {describe_type(given)}, expected a list of integers")
@@ -349,7 +384,7 @@ def _read_whole(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | Non
     mask = labels != IGNORED_LABEL
     wrong = np.flatnonzero(mask & (labels != ids))
     if not len(wrong):
-        return _MaskedIds("labelled", ids, mask)
+        return mask
     at = int(wrong[0])
     next_ids = np.append(ids[1:], -1)
     shifted = bool((labels[mask] == next_ids[mask])[: -1 if mask[-1] else None].all())

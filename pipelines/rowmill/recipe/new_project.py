@@ -144,7 +144,7 @@ def _find_datasets_of(folder: Path, argument: str, used_names: set[str]) -> list
     for file in find_files(source, folder):
         sample, options = _read_sample(file, folder)
         data_format = _require_format(file.url, sample)
-        key = json.dumps([options, dict(data_format.options), sorted(sample.columns)])
+        key = json.dumps([options, dict(data_format.options), dict(data_format.groups), sorted(sample.columns)])
         alike.setdefault(key, (data_format, [], sample, options))[1].append(_shorten_url(file.url, folder))
     datasets: list[_FoundDataset] = []
     for data_format, urls, sample, options in alike.values():
@@ -242,6 +242,7 @@ def _render_recipe(datasets: Sequence[_FoundDataset], tokenizer: str, seq_len: i
             *(["    # a column has no name in the header: name it"] if "column_names" in dataset.options else []),
             f"    source: {_render_value({'train_urls': list(dataset.urls)} | dict(dataset.options))}",
             f"    format: {write_options(dataset.found.options)}",
+            *(f"    {group}: {write_options(options)}" for group, options in dataset.found.groups.items()),
         ]
         if KINDS[dataset.found.kind].model_validate(dataset.found.options).uses_template() and needs_template:
             lines += [*_render_comment("the tokenizer has no chat template"), "    template: {chat_template: chatml}"]

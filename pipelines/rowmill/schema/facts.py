@@ -71,6 +71,8 @@ class CanonicalRowsFacts:
     preference_data: float | str
     unread_text: float | str = NOT_APPLICABLE
     """Share of a record's text, on average, in the column of text that has most of what nothing reads."""
+    unread_flags: int | str = NOT_APPLICABLE
+    """Rows with a key or column that looks as if it said what trains, and that nothing reads."""
     group_size: int | str
     """Rows of the largest group."""
     group_advice: int | str = NOT_APPLICABLE

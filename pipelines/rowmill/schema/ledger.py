@@ -26,7 +26,7 @@ NO_RECORD_REASONS = frozenset({"blank", "header_again", "comment"})
 """Reasons of what is in a file and is no record: no share of records counts it."""
 
 INTENDED_REASONS = NO_RECORD_REASONS | frozenset(
-    "duplicate contaminated near_duplicate too_short too_long split_gap straddles_split tied".split()
+    "duplicate contaminated near_duplicate too_short too_long split_gap straddles_split tied untrained_row".split()
 )
 """Reasons that the recipe requested, or that a comparison gives which ends in a tie: these records are valid, and no
 check counts them as lost."""
@@ -124,8 +124,11 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     "bad_tool_arguments": ReasonDescription("rows",
         "a call's arguments are not a JSON object, and the template or `tools.arguments` needs one",
         "fix the records, or choose a template that prints arguments as text"),
-    "flag_conflict": ReasonDescription("rows", "two flags of a message contradict each other",
-        "keep one of them in `format.message_flags`"),
+    "flag_conflict": ReasonDescription("rows",
+        "two flags of a message contradict each other, or flags of its parts do not fit its text",
+        "write `{name: ignore}` of one of them in `format.message_flags`"),
+    "untrained_row": ReasonDescription("rows", "a column of the row says that it does not train, or its weight is 0",
+        "nothing, or write `{name: ignore}` in `format.message_flags` if the column means something else"),
     "bad_weight": ReasonDescription("rows",
         "a weight is negative without `loss.allow_negative`, not a float32, or neither 0 nor 1 without `loss.weights`",
         "use 0 and 1, set `loss.weights: true` (not for preferences), also `loss.allow_negative: true`, or rename a "
@@ -176,8 +179,10 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
         "token has, or a log-probability above 0; a reward is no number; a group's id is neither text nor an integer",
         "correct the column, or take it off the list"),
     "length_mismatch": ReasonDescription("rows",
-        "ids and their mask, labels, attention mask or a field of their tokens have different lengths",
-        "correct the record; a mask of the last tokens needs `response_length`"),
+        "ids and their mask, labels, attention mask or a field of their tokens have different lengths, or messages and "
+        "a column with a flag of each",
+        "correct the record; a mask of the last tokens needs `response_length`; a column of flags has one of each "
+        "message, or of each answer"),
     "labels_disagree": ReasonDescription("rows", "a label is neither -100 nor its own id",
         "write labels unshifted: each is the id at its own place; the detail says so where they are shifted"),
     "not_append_only": ReasonDescription("rows", "the prompt of a turn does not begin with all ids before it",

@@ -132,11 +132,17 @@ CONTENT_COLUMNS: Mapping[RowKind, tuple[str, ...]] = {
 Message: TypeAlias = dict[str, Json]
 """A canonical message: always `role` and `content` (str); if present, `reasoning_content` (str), `tool_calls`
 (`[{"id", "type": "function", "function": {"name", "arguments"}}]`, arguments an object unless it could not be parsed),
-`name`, `tool_call_id`, `train` (bool), `weight` (float); other keys of the source are kept, because a template may read
-them."""
+`name`, `tool_call_id`, `train` (bool), `weight` (float), `part_weights`; other keys of the source are kept, because a
+template may read them.
 
-MESSAGE_KEYS = frozenset(
-    "role content reasoning_content tool_calls arguments_source name tool_call_id train weight".split()
+`part_weights` are loss weights of what came in parts, if they differ: `{"content": [[12, 0], [7, 1]]}` says that the
+first 12 characters of the content do not train, and the last 7 do; so for `reasoning`, and `calls` is one weight."""
+
+CANONICAL_FLAGS = frozenset({"train", "weight", "part_weights"})
+"""The keys of a canonical message that say what of it trains."""
+
+MESSAGE_KEYS = CANONICAL_FLAGS | frozenset(
+    "role content reasoning_content tool_calls arguments_source name tool_call_id".split()
 )
 """The keys of a canonical message that rowmill reads."""
 
@@ -250,6 +256,9 @@ class MaskedConversation:
     reasoning_untrained: int = 0
     weights: dict[int, float] = field(default_factory=dict[int, float])
     message_ends: tuple[int, ...] = ()
+    part_weights: tuple[tuple[int, int, float], ...] = ()
+    """Character ranges of parts of messages with their own loss weights, ascending. The text is encoded apart where one
+    begins, so that no token reaches from a part that does not train into one that does."""
 
 
 ROW_SCHEMA = pa.schema(

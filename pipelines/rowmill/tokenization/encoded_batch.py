@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -192,7 +193,8 @@ def flatten_masks(masked: Sequence[MaskedConversation]) -> tuple[FlatContentSpan
                 begin, stop, before = int(at[begin]), int(at[stop]), int(at[before])
                 behind = int(at[behind]) if behind < NO_TEXT_BEHIND else behind
             spans.append((i, begin, stop, before, behind))
-            weights.append(one.weights.get(span.message, 1.0))
+            of_part = (weight for start, end, weight in one.part_weights if start <= span.start < end)
+            weights.append(next(of_part, one.weights.get(span.message, 1.0)))
     own = np.array(pieces, np.int64).reshape(-1, 4)
     flat = np.ascontiguousarray(np.array(spans, np.int64).reshape(-1, 5).T)
     content = FlatContentSpans(np.array(counts, np.int64), own[:, 0], own[:, 1], own[:, 2], own[:, 3])
@@ -477,9 +479,22 @@ def encode_texts(
     return encoder.encode_pieces(texts, ordinary, cuts, continuation=continuation, encode=encode)
 
 
-def list_training_starts(masked: Sequence[MaskedConversation]) -> list[list[int]]:
-    """Return the characters of each text at which training begins after untrained text."""
-    return [sorted({s.start for s in one.trained} - {0, *(s.end for s in one.trained)}) for one in masked]
+def list_cuts(masked: Sequence[MaskedConversation], *, split: bool) -> list[list[int]] | None:
+    """Return the characters before which each text is cut; None if none is.
+
+    They are where the weight changes between parts of a message, and with `split` where training begins after untrained
+    text.
+    """
+    if not split and not any(one.part_weights for one in masked):
+        return None
+    cuts: list[list[int]] = []
+    for one in masked:
+        pairs = pairwise(one.part_weights)
+        found = {after[0] for before, after in pairs if before[1] == after[0] and before[2] != after[2]}
+        if split:
+            found |= {span.start for span in one.trained} - {span.end for span in one.trained}
+        cuts.append(sorted(found - {0}))
+    return cuts
 
 
 def make_examples(
@@ -495,7 +510,7 @@ def make_examples(
     `ordinary[i]` are the ranges of text i that must not become control tokens. With `split` a text is cut where
     training begins, so that a prompt has the same ids as alone.
     """
-    texts, cuts = [one.text for one in masked], list_training_starts(masked) if split else None
+    texts, cuts = [one.text for one in masked], list_cuts(masked, split=split)
     encoded = encode_texts(encoder, texts, ordinary, counts, cuts=cuts)
     batch = make_batch(encoded, *flatten_masks(masked))
     counts.boundary_tokens += batch.boundary_tokens

@@ -37,7 +37,25 @@ from rowmill.kinds.shared.messages import (
     iterate_texts,
     list_prompt_columns,
 )
-from rowmill.schema.rows import CONTENT_COLUMNS, ROW_KIND_COLUMNS, Message, PlainChat, Rejected, Row, RowKind
+from rowmill.kinds.shared.training_flags import (
+    NO_FLAGS,
+    has_scalars,
+    is_binary_list,
+    is_weight_name,
+    looks_like_flag,
+    may_be_flag,
+    note_unread_flag,
+)
+from rowmill.schema.rows import (
+    CANONICAL_FLAGS,
+    CONTENT_COLUMNS,
+    ROW_KIND_COLUMNS,
+    Message,
+    PlainChat,
+    Rejected,
+    Row,
+    RowKind,
+)
 
 if TYPE_CHECKING:
     from rowmill.kinds.base import DatasetOptions
@@ -90,6 +108,13 @@ class Canonicalizer:
             # Who trains on `chosen` has made the choice between a pair's answers: its other columns need not be read.
             chosen = frozenset[str]() if read_columns.isdisjoint(ANSWER_PAIRS) else ANSWER_PAIRS
             self.unread_preferences = PREFERENCE_COLUMNS - read_columns - chosen
+        flags = options.format.list_message_flags()
+        self._flag_names = frozenset(flags)
+        self._no_flags: frozenset[str] = frozenset(
+            {*self.read_elsewhere, *(name for name, meaning in flags.items() if meaning == "ignore")}
+        )
+        self._seen_names: set[str] = set()
+        """Columns that do not look like flags, whatever their values."""
         self._plain_reader: PlainChatReader | None = None
         if isinstance(self._read, PlainChatReader) and not self._has_keys:
             self._plain_reader = self._read
@@ -116,6 +141,12 @@ class Canonicalizer:
     def read_plain(self, record: Mapping[str, Json]) -> PlainChat | None:
         """Return a record's chat if it is plain, so that `read` would return it and nothing else; else None."""
         if self._plain_reader is None or not self._never_plain.isdisjoint(record):
+            return None
+        if not self._seen_names.issuperset(record):
+            self._seen_names.update(name for name in record if name not in self._flag_names and not may_be_flag(name))
+            if not self._seen_names.issuperset(record):
+                return None
+        if True in map(has_scalars, record.values()):
             return None
         return self._plain_reader.read_plain(record)
 
@@ -151,6 +182,9 @@ class Canonicalizer:
                         "reads it; name it in format.context_fields or format.system_prompt, or accept it in "
                         "format.ignore_columns",
                     )
+        if unread := self._list_unread_flags(record, row):
+            notes = (*row.report.notes, *(note_unread_flag("column", name) for name in unread))
+            row = replace(row, report=replace(row.report, notes=notes))
         if not MEDIA_COLUMNS.isdisjoint(record):
             texts = [row.text or "", row.output or ""]
             texts += [text for one in row.messages for text in (one["content"], one.get("reasoning_content", ""))]
@@ -159,6 +193,21 @@ class Canonicalizer:
                     what = f"the text holds {placeholder}, and the column {column} is not empty"
                     return Rejected("multimodal_content", what)
         return row
+
+    def _list_unread_flags(self, record: Mapping[str, Json], row: Row) -> list[str]:
+        """Return the columns that look as if they said what trains, and that nothing reads."""
+        found: list[str] = []
+        for name, value in record.items():
+            if name in self._no_flags or name in row.read_columns:
+                continue
+            is_flag = looks_like_flag(name, value)
+            if not is_flag and has_scalars(value) and name not in NO_FLAGS:
+                is_flag = is_binary_list(value, _list_sizes(row))
+            # A weight of 1 says nothing.
+            is_flag = is_flag and not (value == 1 and type(value) is not bool and is_weight_name(name))
+            if is_flag and note_unread_flag("column", name) not in row.report.notes:
+                found.append(name)
+        return found
 
     def add_keys(self, row: Row, record: Mapping[str, Json]) -> Row | Rejected:
         """Add group, order and domain, each read from the original record."""
@@ -180,10 +229,23 @@ class Canonicalizer:
         return replace(row, group_key=group, order_key=order, domain=domain)
 
 
+def _list_sizes(row: Row) -> set[int]:
+    """Return how many messages, answers and ids a row has: as long is a list that says what of them trains."""
+    sizes = {len(row.messages), sum(message["role"] not in _ASKING_ROLES for message in row.messages)}
+    sizes |= {sum(message["role"] != "system" for message in row.messages)}
+    return sizes | ({len(row.columns["input_ids"])} if row.kind == "tokens" else set[int]())
+
+
+_ASKING_ROLES = frozenset({"system", "user", "tool"})
+
+
 # ── The identity of a row ──
 
 
-CONTENT_KEYS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "train", "weight")
+CONTENT_KEYS = (
+    *("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name"),
+    *sorted(CANONICAL_FLAGS),
+)
 """Keys of a message that count for equality; other keys of a source (ids, times) do not."""
 _PLAIN_MESSAGE_KEYS = 2
 _NOTHING_ELSE: tuple[Json, ...] = (None, {}, None, None, None)

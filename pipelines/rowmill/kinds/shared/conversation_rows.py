@@ -33,6 +33,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
+from rowmill.conversation.options import MAX_WEIGHT, MIN_WEIGHT
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, to_json
 from rowmill.core.python_literals import begins_like_literal
@@ -46,7 +47,6 @@ from rowmill.kinds.shared.messages import (
     KNOWN_ROLES,
     LIST_COLUMNS,
     MAPPED_ROLES,
-    MESSAGE_FLAGS,
     PROMPT_COLUMNS,
     REFUSAL_KEY,
     SYSTEM_COLUMNS,
@@ -85,9 +85,29 @@ from rowmill.kinds.shared.reasoning import (
     join_reasoning,
     join_reasoning_parts,
     move_reasoning_keys,
+    read_thoughts,
     remove_keys,
 )
-from rowmill.schema.rows import MESSAGE_KEYS, Message, ParseReport, PlainChat, Rejected, Row, RowKind, make_plain_report
+from rowmill.kinds.shared.training_flags import (
+    KNOWN_FLAGS,
+    FlagMeaning,
+    is_flag_list,
+    is_weight_name,
+    looks_like_flag,
+    name_flags,
+    note_unread_flag,
+)
+from rowmill.schema.rows import (
+    CANONICAL_FLAGS,
+    MESSAGE_KEYS,
+    Message,
+    ParseReport,
+    PlainChat,
+    Rejected,
+    Row,
+    RowKind,
+    make_plain_report,
+)
 
 # ── Options ──
 
@@ -112,11 +132,14 @@ class MessageColumns(DatasetKind):
     """If the conversation already has a system message; merge: the column's text, a blank line, the existing one."""
     assistant_roles: list[str] = Field(default=["assistant"], min_length=1)
     """Roles of the model's messages."""
-    message_flags: list[str] = Field(default=[*MESSAGE_FLAGS])
-    """Keys of a message that decide whether it is trained (true, false), or with which weight (a number; 0: not)."""
+    message_flags: list[str] | dict[str, FlagMeaning] = Field(default=[*KNOWN_FLAGS])
+    """Keys of a message or of a part of its content that decide whether it is trained (true, false), or with which
+    weight (a number; 0: not); chats have such columns too, a value of the row or a list with one of each message or
+    answer. A mapping adds to these: `{trainable: train, masked: mask, skip: ignore}`, where true trains, or masks, or
+    says nothing."""
     ignore_columns: list[str] = Field(default=[])
-    """Columns of text that are left out on purpose; others that nothing reads are reported, and refused if their name
-    says that they belong to the prompt."""
+    """Columns that are left out on purpose; others of text that nothing reads are reported, and refused if their name
+    says that they belong to the prompt, or what trains."""
     domain_key: str | None = None
     """Column that names the row's domain; a row without text there is in `__default__`."""
     add_bos: Literal["auto"] | bool = "auto"
@@ -142,6 +165,7 @@ class ConversationColumns(MessageColumns):
     """Columns of a whole conversation, in any known shape."""
 
     ALIASES: ClassVar[Mapping[str, str]] = {"messages_key": "messages_field"}
+    READS_FLAG_COLUMNS: ClassVar[bool] = True
 
     dataset_schema: Literal[
         "auto", "messages", "prompt_response", "sharegpt", "alpaca", "exchanges", "turns", "transcript", "calls"
@@ -496,6 +520,10 @@ class _ConversationTally:
             self.noticed = True
             self.notes += [what] * times
 
+    def note_once(self, what: str) -> None:
+        if what not in self.notes:
+            self.note(what)
+
 
 class ConversationReader:
     """Reads the conversations of one dataset; everything that depends only on options is computed once."""
@@ -520,7 +548,11 @@ class ConversationReader:
         self._drops = reasoning.think_mode == "drop"
         self._think_role = reasoning.think_role
         self._speakers = frozenset({"assistant", *columns.assistant_roles})
-        self._flags = frozenset(columns.message_flags)
+        self._flags = name_flags(columns.message_flags)
+        self._flag_names = frozenset(self._flags)
+        self._not_kept = CANONICAL_FLAGS | {name for name, meaning in self._flags.items() if meaning != "ignore"}
+        # Of a prompt nothing trains, whatever its flags say.
+        self._searches_flags = columns.get_objective() != "prompts"
         own = {name: name for name in (*KNOWN_ROLES, *self._speakers, FUNCTION_CALL)}
         self._roles: dict[str, str] = {**MAPPED_ROLES, **own, **columns.role_map}
         known = {*KNOWN_ROLES, *self._speakers}
@@ -587,13 +619,18 @@ class ConversationReader:
 
     def read_conversation(self, record: Mapping[str, Json], found: DetectedMessages) -> Row:
         """Return the row of a record whose messages were found."""
+        # One that noticed nothing is as good as new, and most rows have nothing to notice.
+        tally = self._tally = _ConversationTally() if self._tally.noticed else self._tally
+        row_flags: Mapping[str, Json] = {}
+        if self._detect is not None and not self._flag_names.isdisjoint(record):
+            found, row_flags = self._read_flag_columns(record, found)
         if self._columns.system_prompt is not None or found.system is not None or self._single_turn:
             found = self._reshape_messages(record, found)
         if not found.messages:
             raise RejectError("empty_conversation", "no messages")
-        # One that noticed nothing is as good as new, and most rows have nothing to notice.
-        tally = self._tally = _ConversationTally() if self._tally.noticed else self._tally
         messages = self._read_messages(found)
+        if row_flags:
+            messages = [self._weigh_message(message, row_flags["weight"]) for message in messages]
         tools, has_tools, from_text = read_tools(record, self._tools.tools_fields)
         kwargs: dict[str, Json] = {}
         value = None if self._kwargs_column is None else record.get(self._kwargs_column)
@@ -642,7 +679,7 @@ class ConversationReader:
 
     def _read_message(self, raw: Mapping[str, Json], found: DetectedMessages) -> Message | None:
         """Read one message key by key; return None if it was reasoning, which is now in the tally or dropped."""
-        tally, names = self._tally, self._columns.message_flags
+        tally = self._tally
         role = self._read_role(raw.get(found.role_key))
         value = raw.get(found.content_key)
         read_keys = (found.role_key, found.content_key, *_MESSAGE_KEYS)
@@ -679,6 +716,10 @@ class ConversationReader:
             has_types = is_list(content) and all(is_mapping(one) and type(one.get("type")) is str for one in content)
             tally.note("tool_result_as_json", int(not has_types))
             content = content if has_types else to_json(content)
+        parts: list[Json] = content if is_list(content) else []
+        thoughts: list[Json] = []
+        if speaks and extras:
+            thoughts = [part for key in self._reasoning_keys if is_list(extras.get(key)) for part in extras[key]]
         if type(content) is not str:
             content, reasoning, in_parts = read_parts(content, speaks=speaks)
             tally.note("redacted_reasoning", sum(not thought for thought in reasoning))
@@ -695,13 +736,166 @@ class ConversationReader:
             raise RejectError("bad_tool_call", "a turn of calls with text, and without a call")
         if speaks and not self._reasoning_names.isdisjoint(extras):
             extras = join_reasoning_parts(extras, self._reasoning_keys)
-        if not self._flags.isdisjoint(extras):
-            extras = {**remove_keys(extras, names), **read_flags(extras, names, self._loss)}
+        if extras:
+            extras = self._read_message_flags(role, extras)
         if type(extras.get(REASONING_KEY, "")) is not str:
             raise RejectError("content_not_text", f"{REASONING_KEY} is {describe_type(extras[REASONING_KEY])}")
         if not speaks:
-            return _assemble_message(role, content, "", calls, extras)
-        return self._finish_assistant(role, content, reasoning, calls, extras)
+            message = _assemble_message(role, content, "", calls, extras)
+        else:
+            message = self._finish_assistant(role, content, reasoning, calls, extras)
+        return self._read_part_flags(message, parts, thoughts, speaks=speaks) if parts or thoughts else message
+
+    # ── what trains ──
+
+    def _note_unread_flag(self, place: Literal["message", "part", "column"], name: str) -> None:
+        if self._searches_flags:
+            self._tally.note_once(note_unread_flag(place, name))
+
+    def _read_flags(
+        self, place: Literal["message", "part", "column"], holder: Mapping[str, Json], *, speaks: bool
+    ) -> dict[str, Json]:
+        """Read the flags of a message, a part or a row, and note those of its keys that nothing reads."""
+        for name, value in holder.items():
+            if name not in self._flags and looks_like_flag(name, value):
+                self._note_unread_flag(place, name)
+        if self._flag_names.isdisjoint(holder):
+            return {}
+        flags = read_flags(holder, self._flags, self._loss, speaks=speaks)
+        if self._loss.trains_everything and (flags.get("train") is False or flags.get("weight", 1) != 1):
+            named = [name for name in self._flags if holder.get(name) is not None]
+            self._note_unread_flag(place, named[0])
+        return flags
+
+    def _read_message_flags(self, role: str, extras: Message) -> Message:
+        """Return the other keys of a message with `train` and `weight` in the place of its flags."""
+        flags = self._read_flags("message", extras, speaks=role in self._speakers)
+        if self._not_kept.isdisjoint(extras):
+            return extras
+        return {**remove_keys(extras, self._not_kept), **flags}
+
+    def _read_flag_columns(
+        self, record: Mapping[str, Json], found: DetectedMessages
+    ) -> tuple[DetectedMessages, Mapping[str, Json]]:
+        """Read the columns of flags: a list gives each message or answer its own, another value is the whole row's.
+
+        Rejects a row that does not train. A weight of the row is returned.
+        """
+        messages, used = found.messages, list[str]()
+        scalars: dict[str, Json] = {}
+        for name, meaning in self._flags.items():
+            value = record.get(name)
+            if value is None or meaning == "ignore" or name in found.columns or name in self._columns.ignore_columns:
+                continue
+            if type(value) is str and is_flag_list(value):
+                value = _parse_list(value)
+            if is_list(value) and is_flag_list(value):
+                messages = self._flag_messages(name, value, found._replace(messages=messages))
+            elif type(value) in (bool, int, float):
+                is_measure = type(value) is not bool and (is_weight_name(name) or value not in (0, 1))
+                if is_measure and value != 1 and not self._loss.weights:
+                    self._note_unread_flag("column", name)
+                    continue
+                scalars[name] = value
+            else:
+                continue
+            used.append(name)
+        flags = self._read_flags("column", scalars, speaks=True)
+        found = found._replace(messages=messages, columns=(*found.columns, *used))
+        if flags.get("train") is False and not self._loss.trains_everything:
+            raise RejectError("untrained_row", f"{', '.join(scalars)}: the row does not train")
+        return found, flags if flags.get("weight", 1) != 1 else {}
+
+    def _flag_messages(self, name: str, values: list[Json], found: DetectedMessages) -> list[Json]:
+        """Give each message, or each of the model's, its value of a column."""
+        messages = found.messages
+        answers = [
+            place
+            for place, message in enumerate(messages)
+            if (role := self._get_role_name(message, found)) in self._speakers or role == FUNCTION_CALL
+        ]
+        places = range(len(messages)) if len(values) == len(messages) else answers
+        if len(values) != len(places):
+            raise RejectError(
+                "length_mismatch",
+                f"{name} has {len(values)} values, expected {len(messages)}, one of each message, or {len(answers)}, "
+                "one of each answer",
+            )
+        flagged = [*messages]
+        for place, value in zip(places, values, strict=True):
+            message = messages[place]
+            if value is None or not is_mapping(message):
+                continue
+            if message.get(name) not in (None, value):
+                raise RejectError(
+                    "flag_conflict", f"{name} of message {place} is {message[name]}, the column's {value}"
+                )
+            flagged[place] = {**message, name: value}
+        return flagged
+
+    def _weigh_message(self, message: Message, weight: float) -> Message:
+        """Multiply the weight of a message of the model with that of its row."""
+        if message["role"] not in self._speakers or message.get("train") is False:
+            return message
+        weighed = {**message, "weight": self._check_weight(message.get("weight", 1) * weight)}
+        if "part_weights" in message:
+            parts: dict[str, Json] = message["part_weights"]
+            weighed["part_weights"] = {
+                kind: self._check_weight(runs * weight)
+                if kind == "calls"
+                else [[length, self._check_weight(own * weight)] for length, own in runs]
+                for kind, runs in parts.items()
+            }
+        return weighed
+
+    def _check_weight(self, weight: float) -> float:
+        if weight and not MIN_WEIGHT <= abs(weight) <= MAX_WEIGHT:
+            raise RejectError("bad_weight", f"the weights of row and message give {weight}")
+        return weight
+
+    # ── parts of a message ──
+
+    def _read_part_flags(
+        self, message: Message, parts: Sequence[Json], thoughts: Sequence[Json], *, speaks: bool
+    ) -> Message:
+        """Return a message with the weights of its parts, if one of them has a flag of its own.
+
+        `parts` are those of its content, `thoughts` those of a key of reasoning. A part without a flag trains as the
+        message does. Template text trains with the part before it.
+        """
+        every = [*thoughts, *parts]
+        flags = [self._read_flags("part", part, speaks=speaks) if is_mapping(part) else {} for part in every]
+        given = [_find_part_weight(flag) for flag in flags]
+        if all(weight is None for weight in given):
+            return message
+        # If a part of a prompt trains, its other parts do not.
+        is_prompt = not speaks and not message.get("train") and any(given)
+        base = 0.0 if message.get("train") is False or is_prompt else float(message.get("weight", 1))
+        weights = [base if weight is None else weight for weight in given]
+        texts, reasons = list[tuple[str, float]](), list[tuple[str, float]]()
+        of_calls: set[float] = set()
+        for place, (part, weight) in enumerate(zip(every, weights, strict=True)):
+            if place < len(thoughts):
+                reasons += [(thought, weight) for thought in read_thoughts(part) or ()]
+                continue
+            text, reasoning, calls = read_parts([part], speaks=speaks)
+            texts += [(text, weight)] if text else []
+            reasons += [(thought, weight) for thought in reasoning if thought]
+            of_calls |= {weight for _ in calls}
+        if not parts:
+            texts = [(message["content"], base)]
+        if message.get("tool_calls") and not of_calls:
+            of_calls = {base}
+        if len({*of_calls, *(weight for _, weight in (*texts, *reasons))}) == 1:
+            others, weight = remove_keys(message, CANONICAL_FLAGS), weights[0]
+            if not weight:
+                return {**others, "train": False}
+            return {**others, "train": True} | ({} if weight == 1 else {"weight": weight})
+        if len(of_calls) > 1:
+            raise RejectError("flag_conflict", "the calls of one message have different flags")
+        runs: dict[str, Json] = _fit_parts(message, texts, reasons, base)
+        runs |= {"calls": of_calls.pop()} if of_calls else {}
+        return {**message, "part_weights": runs} | ({"train": True} if any(given) else {})
 
     def _read_role(self, source: Json) -> str:
         if type(source) is not str or not source:
@@ -820,6 +1014,51 @@ def _list_unread_content(role: str, extras: Message) -> list[str]:
         return named
     others = [key for key in extras if key not in MESSAGE_KEYS and not key.endswith("id")]
     return [key for key in others if any(iterate_texts(extras[key]))]
+
+
+def _find_part_weight(flags: Mapping[str, Json]) -> float | None:
+    """Return the weight that a part's flags give it; None if it trains as its message does."""
+    if "train" in flags:
+        return float(flags.get("weight", flags["train"]))
+    return 0.0 if flags.get("weight") == 0 else None
+
+
+def _fit_parts(
+    message: Message, texts: Sequence[tuple[str, float]], reasons: Sequence[tuple[str, float]], base: float
+) -> dict[str, Json]:
+    """Return the weights of the parts of a message's content and reasoning, in the form of `part_weights`.
+
+    Rejects a message of which reading has left something else.
+    """
+    content, reasoning = message["content"], message.get(REASONING_KEY, "")
+    joined = "".join(text for text, _ in texts)
+    removed = len(joined) - len(content)
+    runs: list[list[Json]] = []
+    begin = 0
+    of_head: set[float] = set()
+    for text, weight in texts:
+        end = begin + len(text)
+        of_head |= {weight} if begin < removed else set()
+        runs += [[end - max(begin, removed), weight]] if end > max(begin, removed) else []
+        begin = end
+    if not joined.endswith(content) or (removed and (reasons or len(of_head) > 1)):
+        raise RejectError("flag_conflict", "reasoning in tags reaches over parts with different flags")
+    if removed and reasoning:
+        # Reasoning in tags, and white space behind it, was taken from the beginning.
+        return {"content": runs, "reasoning": [[len(reasoning), of_head.pop()]]}
+    found: list[list[Json]] = []
+    position = 0
+    for thought, weight in reasons or [(reasoning, base)]:
+        start = reasoning.find(thought, position)
+        if start < 0 or reasoning[position:start].strip() or (start and not found):
+            raise RejectError("flag_conflict", "reasoning beside parts with flags of their own is in several places")
+        if found:
+            found[-1][0] += start - position
+        found.append([len(thought), weight])
+        position = start + len(thought)
+    if reasoning[position:].strip():
+        raise RejectError("flag_conflict", "reasoning beside parts with flags of their own is in several places")
+    return {"content": runs} | ({"reasoning": found} if reasoning else {})
 
 
 def _assemble_message(role: str, content: str, reasoning: str, calls: ToolCalls, extras: Message) -> Message:

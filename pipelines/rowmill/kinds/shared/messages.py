@@ -32,7 +32,8 @@ from rowmill.core.config import Config, describe_type
 from rowmill.core.json import Json, RepeatedKeyError, from_json, from_json_without_repeats, to_json
 from rowmill.core.python_literals import begins_like_literal, from_python
 from rowmill.kinds.shared.reasoning import REASONING_PARTS, read_thoughts
-from rowmill.schema.rows import Message, Rejected
+from rowmill.kinds.shared.training_flags import FlagMeaning, is_weight_name
+from rowmill.schema.rows import CANONICAL_FLAGS, Message, Rejected
 
 
 class RejectError(Exception):
@@ -396,49 +397,53 @@ def _get_part_text(part: Mapping[str, Json], keys: Iterable[str]) -> str | None:
     return None
 
 
-MESSAGE_FLAGS = ("train", "training", "weight", "loss", "loss_weight")
-"""Keys of a message that decide whether it is trained, by the documentation of OpenAI, axolotl and others."""
-
-
-def read_flags(message: Message, names: Iterable[str], loss: Loss) -> dict[str, Json]:
+def read_flags(
+    message: Mapping[str, Json], flags: Mapping[str, FlagMeaning], loss: Loss, *, speaks: bool = True
+) -> dict[str, Json]:
     """Turn a message's flags into `train` and, if a number was given, `weight`.
 
-    A boolean decides whether the message is trained, a number its weight. With `loss.weights`,
-    numbers other than 0 and 1 are allowed, and with `loss.allow_negative` negative ones.
+    A boolean decides whether the message is trained, a number its weight. With `loss.weights`, numbers other than 0 and
+    1 are allowed, and with `loss.allow_negative` negative ones. A weight makes no message train that is not the model's
+    (`speaks`): OpenAI's format writes weights on prompts too. It counts if `loss.mask` trains that role.
     """
     train: bool | None = None
     weight: float | None = None
-    for name in names:
+    decides = False
+    for name, meaning in flags.items():
         value = message.get(name)
-        if value is None:
+        if value is None or meaning == "ignore":
             continue
         if type(value) is bool:
-            trains = value
-        elif type(value) in (int, float):
+            trains = value is (meaning == "train")
+        elif type(value) not in (int, float):
+            raise RejectError("bad_weight", f"{name} is {describe_type(value)}, expected a boolean or a number")
+        elif meaning == "mask":
+            if value not in (0, 1):
+                raise RejectError("bad_weight", f"{name} is {value}, expected true or false of a flag that masks")
+            trains = value == 0
+        else:
             size = abs(value) if loss.allow_negative else value
             if not (value in (0, 1) or (loss.weights and MIN_WEIGHT <= size <= MAX_WEIGHT)):
                 raise RejectError("bad_weight", f"{name} is {value}")
             if weight not in (None, float(value)):
                 raise RejectError("flag_conflict", f"{name} is {value}, but another flag is {weight}")
             weight, trains = float(value), value != 0
-        else:
-            raise RejectError("bad_weight", f"{name} is {describe_type(value)}, expected a boolean or a number")
         if train not in (None, trains):
             raise RejectError("flag_conflict", f"{name} is {value}, but another flag contradicts it")
         train = trains
+        decides = decides or speaks or type(value) is bool or not is_weight_name(name)
     if train is None:
         return {}
+    if not decides:
+        return {"weight": weight}
     return {"train": train} if weight is None else {"train": train, "weight": weight}
-
-
-_CANONICAL_FLAGS = frozenset({"train", "weight"})
 
 
 def remove_flags(message: Message) -> Message:
     """Return a canonical message without the flags of its training: in a prompt they mean nothing."""
-    if _CANONICAL_FLAGS.isdisjoint(message):
+    if CANONICAL_FLAGS.isdisjoint(message):
         return message
-    return {key: value for key, value in message.items() if key not in _CANONICAL_FLAGS}
+    return {key: value for key, value in message.items() if key not in CANONICAL_FLAGS}
 
 
 def _parse_text(text: str, reason: str, what: str = "", parse: Callable[[str], Json] = read_value) -> Json:

@@ -39,6 +39,7 @@ from rowmill.kinds.shared.messages import (
     PROMPT_COLUMNS,
     iterate_texts,
 )
+from rowmill.kinds.shared.training_flags import explain_unread_flag, find_value, parse_unread_flag, suggest_meaning
 from rowmill.schema.rows import Rejected
 
 RECORDS_LOOKED_AT = 200
@@ -136,6 +137,8 @@ class Recognition:
     """The shapes that were found."""
     notes: Sequence[str] = ()
     """What a user should know before the first build."""
+    groups: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Options of other groups that reading the records needs, such as `{"loss": {"weights": True}}`."""
     precedence: int = 100
     """Of several that are sure, the one with the lowest number is proposed."""
 
@@ -171,11 +174,20 @@ class Recognition:
 
 
 def try_options(
-    kind: type[DatasetKind], options: Mapping[str, Any], sample: Sample, *, notes: Sequence[str] = ()
+    kind: type[DatasetKind],
+    options: Mapping[str, Any],
+    sample: Sample,
+    *,
+    notes: Sequence[str] = (),
+    groups: Mapping[str, Any] | None = None,
 ) -> Recognition:
-    """Read some records with options of a kind, as a build would."""
+    """Read some records with options of a kind, as a build would.
+
+    Flags of training that they have are read, if their names say what they mean; the others are named in the notes.
+    """
     model = kind.model_validate({"kind": kind.get_name(), **options})
-    reader = Canonicalizer(DatasetOptions(format=model))
+    reader = Canonicalizer(DatasetOptions.model_validate({"format": model, **(groups or {})}))
+    flags: dict[tuple[str, str], Json] = {}
     fits = of = given_away = 0
     preferences: set[str] = set()
     read_columns: Counter[str] = Counter()
@@ -187,7 +199,9 @@ def try_options(
     for record in whole:
         row = reader(remove_nulls(dict(record)))
         if isinstance(row, Rejected):
-            of += row.reason in SHAPE_REASONS
+            # A row that says that it does not train is read.
+            fits += row.reason == "untrained_row"
+            of += row.reason in SHAPE_REASONS or row.reason == "untrained_row"
             problems[f"{row.reason}: {row.detail}"] += 1
             continue
         roles = {message["role"] for message in row.messages if message["content"] or message.get("tool_calls")}
@@ -200,6 +214,8 @@ def try_options(
             problems["bad_messages: no message has content"] += 1
             continue
         fits, of = fits + 1, of + 1
+        for unread_flag in filter(None, map(parse_unread_flag, row.report.notes)):
+            flags.setdefault(unread_flag, find_value(record, unread_flag[1]))
         # A short answer may well stand in a long prompt.
         given_away += len(row.output or "") > IDENTIFIER_CHARS and (row.output or "").strip() in (row.text or "")
         preferences.update(list_present_columns(record, reader.unread_preferences))
@@ -207,6 +223,37 @@ def try_options(
         read_columns.update(name for name in row.read_columns if record.get(name) is not None)
         read_text += measure_row_text(row)
         unread.update(measure_unread_text(record, row, {*row.read_columns, *reader.read_elsewhere}))
+    reads_weights = "loss" in kind.GROUPS and "weights" not in kind.FIELDS_NOT_READ.get("loss", ())
+    # Weights other than 0 and 1, and those of rows, need an option.
+    needs_weights = any(problem.startswith("bad_weight") for problem in problems) or any(
+        place == "column" and name in model.list_message_flags() and type(value) is not bool
+        for (place, name), value in flags.items()
+    )
+    if reads_weights and needs_weights and groups is None:
+        weighed = try_options(kind, options, sample, notes=notes, groups={"loss": {"weights": True}})
+        if weighed.fits >= max(fits, 1):
+            return weighed
+    meanings = {
+        name: meaning
+        for (place, name), value in flags.items()
+        if "message_flags" in kind.model_fields and (place != "column" or kind.READS_FLAG_COLUMNS)
+        if name not in model.list_message_flags() and (meaning := suggest_meaning(name, value)) is not None
+    }
+    if meanings and "message_flags" not in options:
+        trains = [f"true of `{name}` {'trains' if one == 'train' else 'does not'}" for name, one in meanings.items()]
+        note = f"by their names, {', '.join(trains)}; check that"
+        return try_options(kind, {**options, "message_flags": meanings}, sample, notes=[*notes, note], groups=groups)
+    undecided = [
+        f"decide before a build what `{name}` means, which nothing reads: "
+        + explain_unread_flag(
+            place,
+            name,
+            value,
+            reads=place != "column" or kind.READS_FLAG_COLUMNS,
+            is_known=name in model.list_message_flags(),
+        )
+        for (place, name), value in flags.items()
+    ]
     total = read_text + unread.total()
     problem, compares = "", kind.get_name() == "preference"
     if compared := [name for name in sample.columns if name in preferences or (name in ANSWER_PAIRS and not compares)]:
@@ -230,7 +277,8 @@ def try_options(
         problems.most_common(1)[0][0] if problems else "",
         problem,
         [name for name, _ in schemas.most_common()],
-        notes,
+        [*notes, *undecided],
+        groups or {},
         kind.PRECEDENCE,
     )
 

@@ -20,13 +20,15 @@ import polars as pl
 from numpy.typing import NDArray
 
 from rowmill import sources
-from rowmill.core.arrays import find_distinct
+from rowmill.core.arrays import find_distinct, format_count
 from rowmill.core.errors import ConfigError
+from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.kinds.shared.filters import REMOVAL_FILTERS, identify_removal_filters
 from rowmill.kinds.shared.messages import KNOWN_ROLES
 from rowmill.kinds.shared.splits import Boundaries, Splitter, compute_boundaries
+from rowmill.kinds.shared.training_flags import explain_unread_flag, parse_unread_flag
 from rowmill.parts import accounts
 from rowmill.parts.accounts import SPLITS, RewriteInputs, rewrite_parts, tabulate_removed
 from rowmill.parts.context import StageOutput, collect_samples, compute_share, format_rejected, scan_rows
@@ -115,7 +117,7 @@ def _reconcile_groups(
     return reconciled
 
 
-VERSION = 14
+VERSION = 15
 """Increase it when any record may become another row, a row may be in another split, or facts change."""
 
 
@@ -132,6 +134,8 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     rows |= {"weights": dataset.loss.weights, "chat_template_kwargs": dataset.template.chat_template_kwargs}
     if dataset.loss.allow_negative:
         rows["allow_negative"] = True
+    if dataset.loss.trains_everything:
+        rows["trains_everything"] = True
     rows |= {"versions": [VERSION, sources.SCAN_VERSION], "max_run_chars": dataset.source.limits.max_run_chars}
     versions = {"decontaminate": [contaminated_rows.index_benchmarks.version, contaminated_rows.search_part.version],
                 "near_duplicates": [near_duplicate_rows.sign_part.version]}  # fmt: skip
@@ -273,6 +277,9 @@ def _count_rows(
         preference_data=compute_share(sum(int(part.facts["rows_with_preferences"]) for part in final), taken)
         if context.dataset.format.list_answer_columns() is not None
         else NOT_APPLICABLE,
+        unread_flags=NOT_APPLICABLE
+        if context.dataset.format.get_joint_rows() is not None
+        else sum(int(part.facts.get("rows_with_unread_flags", 0)) for part in final),
         unread_text=max(_share_unread_text(final).values(), default=0.0)
         if any(part.facts.get("rows_searched") for part in final)
         else NOT_APPLICABLE,
@@ -348,6 +355,7 @@ def _build_rows_output(
             "duplicates": samples.get("duplicate", ()),
             "unknown_roles": _describe_unknown_roles(context, final),
             "preference_data": _describe_preferences(context, final),
+            "unread_flags": _describe_unread_flags(context, final),
             "unread_text": tuple(
                 f"column {name!r}: {share:.1%}" for name, share in list(_share_unread_text(final).items())[:5]
             ),
@@ -385,6 +393,29 @@ def _describe_preferences(context: StageContext, final: Sequence[Part]) -> tuple
     if not first:
         return lines
     return *lines, f"the first record is {accounts.RowLocator(context).locate(first[0], reads_lines=True)}"
+
+
+def _describe_unread_flags(context: StageContext, final: Sequence[Part]) -> tuple[str, ...]:
+    """Describe the flags that nothing reads, with a value and its place of each, and the options for it."""
+    counts = sum_counts(part.facts.get("notes", {}) for part in final)
+    form, described = context.dataset.format, list[str]()
+    for note, (row_id, raw) in collect_samples(final, "examples_of_unread_flags", limit=2).items():
+        found = parse_unread_flag(note)
+        assert found is not None
+        place, name = found
+        where = accounts.RowLocator(context).locate(row_id, reads_lines=True)
+        shown = accounts.clean_value(raw)
+        options = explain_unread_flag(
+            place,
+            name,
+            from_json(raw),
+            reads=place != "column" or form.READS_FLAG_COLUMNS,
+            is_known=name in form.list_message_flags(),
+        )
+        holder = {"message": "messages have", "part": "parts of messages have", "column": "there is the column"}[place]
+        rows = format_count(counts.get(note, 0), "row")
+        described.append(f"{holder} `{accounts.clean_value(name)}` in {rows}, {shown} in {where}: {options}")
+    return tuple(described)
 
 
 def _share_unread_text(final: Sequence[Part]) -> dict[str, float]:

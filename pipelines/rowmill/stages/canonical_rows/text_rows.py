@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from rowmill import sources
 from rowmill.core.arrays import make_column
-from rowmill.core.json import Json
+from rowmill.core.json import Json, to_json
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.kinds.shared import filters
 from rowmill.kinds.shared.canonicalization import (
@@ -34,6 +34,7 @@ from rowmill.kinds.shared.canonicalization import (
 )
 from rowmill.kinds.shared.filters import list_row_texts, reject_long_run
 from rowmill.kinds.shared.splits import SPLITS, Splitter, assign_split
+from rowmill.kinds.shared.training_flags import find_value, parse_unread_flag
 from rowmill.kinds.tokens import WITHOUT_FIELD
 from rowmill.parts.accounts import RejectLog, count_accounts, count_rows, write_accounts
 from rowmill.parts.context import compute_share, scan_rows
@@ -175,6 +176,9 @@ class RowColumns:
         self.splits: list[str] = []
         self.preferences: Counter[str] = Counter()
         self.with_preferences: list[str] = []
+        self.with_unread_flags = 0
+        self.unread_flags: dict[str, list[str]] = {}
+        """The first row with each flag that nothing reads, and the flag's value, by the row's note."""
 
     def count(self) -> dict[str, Any]:
         """Return the part's facts about its records and messages, which its table does not show."""
@@ -183,6 +187,8 @@ class RowColumns:
             "preference_columns": dict(sorted(self.preferences.items())),
             "rows_with_preferences": len(self.with_preferences),
             "examples_of_preferences": {"": self.with_preferences[:3]},
+            "rows_with_unread_flags": self.with_unread_flags,
+            "examples_of_unread_flags": dict(sorted(self.unread_flags.items())),
             **count_messages(conversations),
         }
 
@@ -191,6 +197,13 @@ class RowColumns:
         if names:
             self.preferences.update(names)
             self.with_preferences.append(row_id)
+
+    def note_unread_flags(self, row_id: str, row: Row, record: Json) -> None:
+        """Count a row with flags that nothing reads."""
+        unread = {note: found[1] for note in row.report.notes if (found := parse_unread_flag(note)) is not None}
+        self.with_unread_flags += bool(unread)
+        for note in unread.keys() - self.unread_flags.keys():
+            self.unread_flags[note] = [row_id, to_json(find_value(record, unread[note]))]
 
     def add(self, row_id: str, row: Row, record: Json) -> Rejected | None:
         """Add a row, or return the reject if it cannot be stored or has no split."""
@@ -371,6 +384,8 @@ def canonicalize_part(inputs: CanonicalInputs, place: PartPlace) -> PartResult:
                 log.add(name, refused, record.raw)
             elif isinstance(row, Row):
                 unread.add(record.value, row)
+                if row.report.notes:
+                    columns.note_unread_flags(name, row, record.value)
     table = columns.table()
     facts: dict[str, Any] = {
         "records": count_group_records(inputs.taken),

@@ -30,7 +30,7 @@ from rowmill.core.storage import digest_json
 from rowmill.executors import open_in_workers
 from rowmill.kinds.shared.reasoning import REASONING_KEY, inline_reasoning, limit_reasoning
 from rowmill.recipe.recipe import Dataset
-from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, RowKind
+from rowmill.schema.rows import CANONICAL_FLAGS, Conversation, MaskedConversation, Message, Rejected, RowKind
 from rowmill.tokenization.control_tokens import ControlStrings, has_changed_placeholder, restore_control_strings
 from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
 from rowmill.tokenization.stored_tokenizers import keep_latest
@@ -117,7 +117,6 @@ def reject_for_length(example: Example, rejected: Rejected, counts: Tokenization
 # ── Judge a share of the rows by code that shares nothing with rendering and masking ──
 
 
-_FLAGS = frozenset({"train", "weight"})
 LARGEST_HALF = (1 << 64) - 1
 """The largest value of half a hash, as little-endian uint64; a row is in a share up to that share of it."""
 
@@ -189,7 +188,7 @@ class RowJudge:
         """
         if not is_judged(conversation.row_hash, self.share):
             return None
-        unflagged = [{k: v for k, v in one.items() if k not in _FLAGS} for one in conversation.messages]
+        unflagged = [{k: v for k, v in one.items() if k not in CANONICAL_FLAGS} for one in conversation.messages]
         # What the template drops may be a reason not to train other messages.
         if made is None or made.dropped or not self._has_default_loss or unflagged != conversation.messages:
             conversation = replace(conversation, messages=unflagged)
@@ -346,7 +345,7 @@ class ConversationEncoder:
     ) -> int | None:
         """Count the tokens of a conversation with other messages and tools; None if it does not render."""
         shown = self.inline_reasoning(replace(conversation, messages=messages, tools=tools))
-        if self.cuts_apart:
+        if self.cuts_apart or any("part_weights" in message for message in messages):
             masked = self.masker.mask(shown)
             if isinstance(masked, MaskedConversation):
                 example = self.encode_masked([show_control_strings(masked, placeholders)], TokenizationCounts())[0]

@@ -27,7 +27,7 @@ from rowmill.stages.tokenized_examples.conversation_examples import (
 )
 from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath, choose_by_hash
 from rowmill.tokenization.control_tokens import ControlStrings
-from rowmill.tokenization.encoded_batch import TokenizationCounts, encode_texts, list_training_starts
+from rowmill.tokenization.encoded_batch import TokenizationCounts, encode_texts, list_cuts
 from rowmill.tokenization.reference_sample import find_border
 from rowmill.tokenization.tokenizer import Encoder
 
@@ -77,7 +77,7 @@ class PromptComparison:
         separate = TokenizationCounts(sample=counts.sample)
         texts = [MaskedConversation(one.prompt, (), ()) for one in endings]
         texts += [MaskedConversation(one.text, one.trained, ()) for one in endings]
-        cuts = list_training_starts(texts) if self._steps.cuts_apart else None
+        cuts = list_cuts(texts, split=self._steps.cuts_apart)
         encoded = encode_texts(self._steps.encoder, [one.text for one in texts], [()] * len(texts), separate, cuts=cuts)
         differing: set[str] = set()
         for i, one in enumerate(endings):

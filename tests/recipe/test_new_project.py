@@ -60,6 +60,17 @@ def test_recipe_of_every_kind_of_file(tmp_path: Path) -> None:
     assert (tmp_path / ".gitignore").read_text(encoding="utf-8").split() == [".rowmill/", ".dagster/"]
 
 
+def test_dataset_of_which_nothing_trains_is_named_with_why(tmp_path: Path) -> None:
+    write_lines(tmp_path / "asks.jsonl", *[{"prompt": "1 + 1", "ground_truth": 2}] * 2)
+    write_lines(tmp_path / "pairs.jsonl", *[{"question": "1 + 1", "answer": 2}] * 2)
+
+    asks, pairs = create(tmp_path, "asks.jsonl"), create(tmp_path, "pairs.jsonl")
+
+    assert (asks.untrained, pairs.untrained) == (["asks"], [])
+    assert (formats(asks), formats(pairs)) == ({"asks": "prompts"}, {"pairs": "supervised"})
+    assert "nothing of them trains" in asks.recipe.read_text(encoding="utf-8")
+
+
 def test_files_that_are_alike_are_one_dataset_and_later_ones_join_it(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_lines(tmp_path / f"chats/{name}.jsonl", CHAT)

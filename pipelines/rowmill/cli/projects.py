@@ -198,6 +198,11 @@ def _run_init(args: argparse.Namespace) -> int:
         print(f"{path.relative_to(folder)}  exists, left as it is" + ("; add to it:" if missing else ""))
         for line in missing:
             print(f"  {line.strip()}")
+    for name in project.untrained:
+        print(
+            f"datasets.{name}: nothing of it trains: its records look like prompts, which a trainer answers itself; if "
+            "they have answers to train, write format.kind supervised or chat with their columns"
+        )
     print(f"\nrowmill inspect {project.name}   # show rows as the model will see them, trained tokens marked")
     print(f"rowmill build {project.name}     # build shards, checks and a report; `rowmill ui` shows them in Dagster")
     return ExitStatus.SUCCESS

@@ -50,6 +50,9 @@ _ANSWERING_COLUMNS = {
 """Columns that hold answers or a ground truth, whatever their form."""
 
 
+_NOTES = ("nothing of them trains: a trainer of reinforcement learning answers the prompts itself",)
+
+
 class Prompts(MessageColumns):
     """Each record is a prompt for reinforcement learning, with its ground truth."""
 
@@ -121,6 +124,7 @@ class Prompts(MessageColumns):
         found = choose_best([try_options(cls, context, sample)])
         if found is not None and found.fits == found.of:
             named = any(get_at_path(record, path) is not None for record in sample.whole for path in _TELLING_PATHS)
+            found = replace(found, notes=_NOTES)
             return replace(found, precedence=30) if named else _refuse_unread_answers(found)
         asks = {"prompt", "messages", "question", "instruction"} & set(sample.columns)
         # A column that may answer, in a form that is not read, is no ground truth to do without.
@@ -131,7 +135,7 @@ class Prompts(MessageColumns):
         found = choose_best([try_options(cls, {**options, "trailing_assistant": "reject"}, sample)])
         if found is None:
             return None
-        return _refuse_unread_answers(replace(found, options={"kind": cls.get_name(), **options}))
+        return _refuse_unread_answers(replace(found, options={"kind": cls.get_name(), **options}, notes=_NOTES))
 
     @classmethod
     def select_group_defaults(

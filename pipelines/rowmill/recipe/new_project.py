@@ -20,6 +20,7 @@ import yaml
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.storage import check_name
+from rowmill.kinds.base import DatasetKind
 from rowmill.kinds.catalog import KINDS
 from rowmill.kinds.shared.recognition import (
     RECORDS_LOOKED_AT,
@@ -58,6 +59,8 @@ class NewProject:
     recipe: Path
     written: Sequence[Path]
     kept: Mapping[Path, Sequence[str]]
+    untrained: Sequence[str]
+    """Datasets that are prompts by what was found, of which nothing trains."""
 
     @property
     def name(self) -> str:
@@ -131,7 +134,8 @@ def create_project(
         else:
             present = {line.strip().strip("/") for line in existing_text.splitlines()}
             missing[path] = [line for line in IGNORED if line.rstrip("/") not in present]
-    return NewProject(recipe, written, missing)
+    untrained = [dataset.name for dataset in datasets if _read_kind(dataset.found).get_objective() == "prompts"]
+    return NewProject(recipe, written, missing, untrained)
 
 
 # ── Finding the datasets ───────────────────────────────────────────────────────────────────────────
@@ -244,9 +248,13 @@ def _render_recipe(datasets: Sequence[_FoundDataset], tokenizer: str, seq_len: i
             f"    format: {write_options(dataset.found.options)}",
             *(f"    {group}: {write_options(options)}" for group, options in dataset.found.groups.items()),
         ]
-        if KINDS[dataset.found.kind].model_validate(dataset.found.options).uses_template() and needs_template:
+        if _read_kind(dataset.found).uses_template() and needs_template:
             lines += [*_render_comment("the tokenizer has no chat template"), "    template: {chat_template: chatml}"]
     return "\n".join(lines) + "\n"
+
+
+def _read_kind(found: Recognition) -> DatasetKind:
+    return KINDS[found.kind].model_validate(found.options)
 
 
 def _render_value(value: object) -> str:

@@ -832,6 +832,15 @@ def test_hugging_face_streamed_or_not_gives_the_same_bytes(dataset: Path, monkey
 
 
 @pytest.mark.slow
+def test_hugging_face_splits_that_change_places_are_what_the_recipe_says_now(dataset: Path) -> None:
+    known = known_of(scan_hub(dataset, split="train", validation_split="test"))
+    swapped = scan_hub(dataset, split="test", validation_split="train")
+
+    assert scan_hub(dataset, known, split="test", validation_split="train") == swapped
+    assert [{part.split_hint for part in scan.parts} for scan in swapped] == [{"train"}, {"validation"}]
+
+
+@pytest.mark.slow
 def test_hugging_face_folder_that_did_not_move_is_not_loaded_again(dataset: Path) -> None:
     scans = scan_hub(dataset)
     alone = scan_hub(dataset, split="test", validation_split="validation")

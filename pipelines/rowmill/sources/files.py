@@ -34,6 +34,7 @@ from rowmill.sources.parts import (
     SourceFile,
     SourcePart,
     SplitHint,
+    assign_split_hint,
     take_first_records,
 )
 
@@ -315,8 +316,7 @@ def scan_file(
     if earlier is not None and is_valid_scan(earlier, stamp, file.limits, base):
         actual = find_file_format(earlier.reader)
         if (earlier.reader_version, earlier.asked) == (actual.version, file.list_asked(actual)):
-            parts = tuple(replace(part, split_hint=file.split_hint) for part in earlier.parts)
-            return replace(earlier, split_hint=file.split_hint, parts=parts)
+            return assign_split_hint(earlier, file.split_hint)
     return _read_file(file, where, stamp, stager, None)
 
 

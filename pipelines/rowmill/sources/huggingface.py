@@ -19,7 +19,7 @@ from rowmill.core.errors import SourceError, join_choices
 from rowmill.sources import urls
 from rowmill.sources.arrow_files import encode_batch
 from rowmill.sources.files import AssetKeys, ContentStager, is_valid_scan, stage_parts
-from rowmill.sources.parts import FileScan, RecordLimits, SplitHint, cut_rows
+from rowmill.sources.parts import FileScan, RecordLimits, SplitHint, assign_split_hint, cut_rows
 
 _BATCH_ROWS = 256
 
@@ -151,7 +151,9 @@ def _find_earlier_scans(
     if train is not None and train.split_hint is None:
         # Scanned at this same state of the dataset, when it had no split to hold out.
         return [train] if source.validation_split is None else None
-    return None if train is None or validation is None else [train, validation]
+    if train is None or validation is None:
+        return None
+    return [assign_split_hint(train, "train"), assign_split_hint(validation, "validation")]
 
 
 def _choose_splits(source: HuggingFaceSource, available: list[str]) -> list[tuple[str, SplitHint | None]]:

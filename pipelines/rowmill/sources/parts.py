@@ -348,6 +348,12 @@ def _make_part_content(rows: list[bytes], offset: int) -> PartContent:
     return PartContent(offset, len(rows), offset + 1, offset + 1, len(rows), content)
 
 
+def assign_split_hint(scan: FileScan, hint: SplitHint | None) -> FileScan:
+    """Return a scan, and its parts, with the split that the recipe gives the file now."""
+    parts = tuple(replace(part, split_hint=hint) for part in scan.parts)
+    return replace(scan, split_hint=hint, parts=parts)
+
+
 def number_equal_parts(scans: Sequence[FileScan]) -> list[FileScan]:
     """Make equal part ids distinct by appending `~2`, `~3`, … in recipe order."""
     counts: dict[str, int] = {}

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import math
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
@@ -234,6 +235,28 @@ def test_rows_without_group_or_readable_order_are_rejected_with_their_reasons(tm
     form = records(**grouped("g", "t"), time_series={"is_timeseries": True, "timestamp_format": "elapsed_seconds"})
     made = built_of(tmp_path, "rows.jsonl", rows, form)
     assert made.rejects() == [(1, "group_missing"), (2, "group_missing"), (3, "order_missing"), (4, "order_unparsable")]
+
+
+@pytest.mark.parametrize("word", ["inf", "-Infinity", " INF "])
+@pytest.mark.parametrize("by", ["order", "split"])
+def test_infinite_time_of_a_cell_is_not_called_missing(tmp_path: Path, word: str, by: str) -> None:
+    rows = [{"g": f"g{i // 6}", "t": str(60 * (i % 6)), "v": "x"} for i in range(12)]
+    cells = as_csv([*rows, {"g": "g0", "t": word, "v": "x"}, {"g": "g0", "t": "NA", "v": "x"}])
+    form, splits = (
+        (records(**grouped("g", "t")), {"test": 0})
+        if by == "order"
+        else (records(), {"time_key": "t", "boundaries": {"test": 200}})
+    )
+    made = Workspace(tmp_path).one("rows.csv", cells, form, splits=splits).build(only=TO_ROWS)
+    assert made.rejects() == [(12, "order_unparsable"), (13, "order_missing")]
+    assert word in made.details()[0]
+
+
+def test_infinite_time_of_a_float_is_not_called_missing(tmp_path: Path) -> None:
+    times = pa.array([1.5, math.inf, None, 2.5], from_pandas=False)
+    content = as_parquet(g=["a"] * 4, t=times)
+    made = built_of(tmp_path, "rows.parquet", content, records(**grouped("g", "t")))
+    assert made.rejects() == [(1, "order_unparsable"), (2, "order_missing")]
 
 
 @pytest.mark.parametrize("name", ["table.csv", "rows.jsonl"])

@@ -216,7 +216,8 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
     "order_missing": ReasonDescription("splits", "the column of the row's time is absent or null",
         "fix it, or name another"),
     "order_unparsable": ReasonDescription("splits",
-        "the row's time is neither ISO 8601 nor a number like the boundaries", "write all times in one form"),
+        "the row's time is not in the format of the others: neither ISO 8601 nor a number like the boundaries; an "
+        "infinite number is no time", "write all times in one form"),
     "split_gap": ReasonDescription("splits", "the row's time is in the gap before a boundary",
         "lower `splits.gap` if that is not intended"),
     "straddles_split": ReasonDescription("splits", "the row's group has rows on both sides of a boundary",

@@ -129,6 +129,12 @@ def is_absent_shape(shape: str) -> bool:
     return shape == "blank" or shape.startswith(("na:", "mark:"))
 
 
+def is_infinite(cell: str) -> bool:
+    """Tell whether a cell is a word for an infinite number."""
+    word = cell.strip(" \t").lower()
+    return word in NON_FINITE_WORDS and "inf" in word
+
+
 def is_ambiguous_shape(shape: str) -> bool:
     """Tell whether two formats disagree on texts of a shape."""
     return shape.startswith("when:") and ":~" in shape

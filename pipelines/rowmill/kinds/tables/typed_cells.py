@@ -43,6 +43,7 @@ from rowmill.kinds.tables.table_contract import (
     TIMES,
     ColumnContract,
     TableContract,
+    is_infinite,
     make_cell_writer,
     shape_of,
     time_shape_of,
@@ -603,7 +604,10 @@ class RowBuilder:
         is_text = name in self._columns and self._columns[name].type == "text"
         texts = [None] * len(column.values) if read is None else _list_values(read.values)
         for cell, text in zip(column.distinct, texts, strict=True):
-            if text == NULL or not cell:
+            if is_infinite(cell):
+                # Null in a column of numbers, yet not a missing time.
+                values.append(cell)
+            elif text == NULL or not cell:
                 values.append(None)
             elif self._roles.time_key is not None:
                 values.append(cell if text is None or text.startswith('"') else text)

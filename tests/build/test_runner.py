@@ -437,20 +437,21 @@ def test_version_of_a_renamed_dataset_is_checked_against_current_bounds(tmp_path
 def test_version_of_a_renamed_table_is_checked_with_table_checks(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
 
+    contract = {"columns": {name: {"type": "integer"} for name in ("a", "b")}}
+
     def builds(dataset: str, more: str, **gates: Any) -> str:
-        content = ("a,b\n" + "".join(f"{i},{i % 3}\n" for i in range(30)) + more).encode()
-        options = workspace.dataset("table.csv", content, {"kind": "records"})
+        content = (f"a,b{more}\n" + "".join(f"{i},{i % 3}{more}\n" for i in range(30))).encode()
+        options = workspace.dataset("table.csv", content, {"kind": "records", "table": contract})
         workspace.recipe({dataset: options}, gates=LENIENT | gates)
         return workspace.build().manifest("gpu_partitions").version
 
-    waiver = {"check": "table_drift", "at_most": 9, "reason": "looked at the one cell"}
-    builds("table", "")
-    drifted = builds("table", "31,calm\n", waivers=[waiver])
+    waiver = {"check": "table_contract", "at_most": 9, "reason": "looked at the one column"}
+    differs = builds("table", ",c", waivers=[waiver])
     builds("sheet", "")
     project = workspace.project
 
-    with pytest.raises(GateError, match=r"mini/table/canonical_rows, version .*table_drift: 1"):
-        runner.run_step(project, steps.find_step(project, ("mini", "gpu_partitions")), {}, version=drifted)
+    with pytest.raises(GateError, match=r"mini/table/canonical_rows, version .*table_contract: 1"):
+        runner.run_step(project, steps.find_step(project, ("mini", "gpu_partitions")), {}, version=differs)
 
 
 # ── A closed gate ──────────────────────────────────────────────────────────────────────────────────

@@ -80,7 +80,7 @@ def test_checks_of_one_kind_of_rows_are_not_run_on_others() -> None:
         for row_kind in ("conversation", "record")
     )
 
-    assert of_tables - of_chats == {"table_drift", "type_mismatch", "ambiguous_times"}
+    assert of_tables - of_chats == {"table_contract", "table_drift", "type_mismatch", "ambiguous_times"}
     assert of_chats <= of_tables
 
 

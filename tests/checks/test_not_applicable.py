@@ -34,8 +34,8 @@ IDLE: Mapping[str, set[str]] = {
     "texts": {"unknown_roles", "group_size", "group_advice", "interval_mismatch", "unpinned_boundaries",
               "preference_data", "prompt_parity", "doubtful_header", *OTHERS},
     "table": {"unknown_roles", "group_size", "group_advice", "interval_mismatch", "unpinned_boundaries",
-              "preference_data", "unread_flags", "unread_text", "ambiguous_times", *OTHERS},
-    "groups": {"preference_data", "unread_flags", "unread_text", "unknown_roles",
+              "preference_data", "unread_flags", "unread_text", "ambiguous_times", "table_drift", *OTHERS},
+    "groups": {"preference_data", "unread_flags", "unread_text", "unknown_roles", "table_drift",
                "interval_mismatch", "unpinned_boundaries", *OTHERS},
 }  # fmt: skip
 """Dataset → the checks of its first stages that have nothing to ask it."""

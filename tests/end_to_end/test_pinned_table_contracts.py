@@ -65,12 +65,14 @@ def test_file_that_advice_writes_is_the_contract_that_a_build_would_propose(tmp_
 @pytest.mark.slow
 def test_pinned_file_accepts_what_a_night_changed(tmp_path: Path) -> None:
     workspace = project(tmp_path, as_csv(sales(600)))
-    workspace.build(only=TO_ROWS)
+    workspace.build()
     workspace.write("sales.csv", as_csv([{**row, "channel": "web"} for row in sales(600)]))
     with pytest.raises(GateError, match="channel is new"):
-        workspace.build(only=TO_EXAMPLES)
+        workspace.build()
     pin(workspace)
-    assert types_of(workspace.build(only=TO_EXAMPLES))["channel"] == "string"
+    accepted = workspace.build()
+    assert types_of(accepted)["channel"] == "string"
+    assert accepted.result("table_drift", "rows", "canonical_rows").outcome == "not_applicable"
 
 
 def test_pinned_columns_decide_over_what_the_data_would_propose(tmp_path: Path) -> None:
@@ -81,7 +83,7 @@ def test_pinned_columns_decide_over_what_the_data_would_propose(tmp_path: Path) 
     assert types_of(made) == {"customer": "integer", "day": "string", "price": "decimal", "paid": "string"}
     assert '"price":null,"paid":"True"}' in rows_of(made)[-1]["record"]
     assert made.manifest("rows", "canonical_rows").ledger == (("kept", "", 41), ("rejected", "type_mismatch", 1))
-    assert (facts_of(made)["table_drift"], facts_of(made)["type_mismatch"]) == (0, 1)
+    assert (facts_of(made)["table_contract"], facts_of(made)["type_mismatch"]) == (0, 1)
 
 
 def test_value_that_does_not_fit_is_null_where_the_contract_says_so(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from rowmill.build import runner
+from rowmill.build.steps import find_step
 from rowmill.core.errors import ConfigError, GateError
-from tests.support.recipes import TO_EXAMPLES, TO_ROWS, Built, Workspace
+from tests.support.recipes import TO_EXAMPLES, TO_ROWS, Built, Workspace, current_rows, lines
 from tests.support.tables import as_csv, as_parquet, grouped, records
 from tests.support.tiers import mark_all_but
 
@@ -31,12 +34,13 @@ def sales(count: int = 1500) -> list[dict[str, Any]]:
 
 GROUPED = records(**grouped())
 BY_TIME = records(**grouped("g", "t"))
+UNORDERED = records(**grouped(order=None))
 
 
 def project(
     folder: Path, content: bytes, form: dict[str, Any] = GROUPED, name: str = "sales.csv", **source: Any
 ) -> Workspace:
-    return Workspace(folder).one(name, content, form, source=source, splits={"test": 0.2}, seq_len=2048)
+    return Workspace(folder).one(name, content, form, source=source, splits={"test": 0.2}, seq_len=8192)
 
 
 def rows_of(built: Built) -> list[dict[str, Any]]:
@@ -64,23 +68,27 @@ def with_columns(rows: list[dict[str, Any]], **added: str) -> list[dict[str, Any
 NIGHTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "a group of another type": (
         lambda rows: as_csv([*rows, {**sale(1), "customer": "guest"}]),
-        ("customer is integer, which 1 value does not fit: 'guest' (data/sales.csv line 1502)",),
+        ("customer was integer, which 1 value does not fit: 'guest' (data/sales.csv line 1502)",),
+    ),
+    "groups of another type": (
+        lambda rows: as_csv([*rows, *({**sale(i), "customer": f"guest{i}"} for i in range(60))]),
+        ("customer was integer, which 60 values do not fit: 'guest0' (data/sales.csv line 1502)",),
     ),
     "a word in a column of numbers": (
         lambda rows: as_csv([*rows, {**sale(1), "price": "NA"}]),
-        ("price is number, which 1 value does not fit: 'NA' (data/sales.csv line 1502)",),
+        ("price was number, which 1 value does not fit: 'NA' (data/sales.csv line 1502)",),
     ),
     "another date format": (
         lambda rows: as_csv([*rows, {**sale(1), "day": "13/02/2024"}]),
-        ("day is date as iso8601, which 1 value does not fit: '13/02/2024' (data/sales.csv line 1502)",),
+        ("day was date as iso8601, which 1 value does not fit: '13/02/2024' (data/sales.csv line 1502)",),
     ),
     "codes that begin with 0": (
         lambda rows: as_csv([*rows, {**sale(1), "customer": "017850"}]),
-        ("customer is integer, which 1 value does not fit: '017850' (data/sales.csv line 1502)",),
+        ("customer was integer, which 1 value does not fit: '017850' (data/sales.csv line 1502)",),
     ),
     "a new column": (
         lambda rows: as_csv(with_columns(rows, channel="web")),
-        ("channel is new: the contract has no such column: 'web' (data/sales.csv line 2)",),
+        ("channel is new: the published build has no such column: 'web' (data/sales.csv line 2)",),
     ),
     "a missing column": (
         lambda rows: as_csv([{name: row[name] for name in row if name != "note"} for row in rows]),
@@ -88,11 +96,19 @@ NIGHTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     ),
     "another delimiter": (
         lambda rows: as_csv(rows).replace(b",", b";"),
-        ("the header is separated by ';', and the contract says ',' (data/sales.csv line 1)",),
+        ("the header is separated by ';', and the published build has ',' (data/sales.csv line 1)",),
     ),
     "another decimal sign": (
         lambda rows: as_csv([{**row, "price": row["price"].replace(".", ",")} for row in rows]),
-        ("price is number, which 1,500 values do not fit: '0,00' (data/sales.csv line 2)",),
+        ("price was number, which 1,500 values do not fit: '0,00' (data/sales.csv line 2)",),
+    ),
+    "text that is all numbers": (
+        lambda rows: as_csv([{**row, "note": row["note"][1:]} for row in rows]),
+        ("note was text, and its values now read as integer: '1' (data/sales.csv line 3)",),
+    ),
+    "cells of several lines before it": (
+        lambda rows: as_csv([{**rows[0], "note": "two\nlines"}, *rows[1:], {**sale(1), "customer": "guest"}]),
+        ("customer was integer, which 1 value does not fit: 'guest' (data/sales.csv line 1503)",),
     ),
 }
 
@@ -102,28 +118,38 @@ NIGHTS: dict[str, tuple[Any, tuple[str, ...]]] = {
 def test_night_that_changes_a_table_stops_with_its_cell_and_moves_no_group(tmp_path: Path, night: str) -> None:
     change, said = NIGHTS[night]
     workspace = project(tmp_path, as_csv(sales()))
-    before = splits_of(workspace.build(only=TO_ROWS))
+    before = workspace.build()
     workspace.write("sales.csv", change(sales()))
-    after = workspace.build(only=TO_ROWS)
     with pytest.raises(GateError) as caught:
-        workspace.build(only=TO_EXAMPLES)
+        workspace.build()
+    after = workspace.build(only=TO_ROWS)
 
-    assert {"train", "test"} == set(before.values())
-    assert all(before[group] == split for group, split in splits_of(after).items())
+    assert before.result("table_drift", "rows", "canonical_rows").outcome == "not_applicable"
+    assert {"train", "test"} == set(splits_of(before).values())
+    assert all(splits_of(before)[group] == split for group, split in splits_of(after).items() if "guest" not in group)
     assert [line.strip() for line in str(caught.value).splitlines()[1:]][: len(said)] == list(said)
     assert "rowmill advise mini --write" in str(caught.value)
+    assert published_version(workspace) == before.manifest("gpu_partitions").version
+
+
+def published_version(workspace: Workspace) -> str:
+    published = workspace.project.store.read_sealed("mini/gpu_partitions/current.json")
+    assert published is not None
+    return str(published["version"])
 
 
 @pytest.mark.slow
 def test_change_stays_a_change_until_it_is_corrected_and_more_rows_are_none(tmp_path: Path) -> None:
     workspace = project(tmp_path, as_csv(sales()))
-    before = splits_of(workspace.build(only=TO_ROWS))
+    before = splits_of(workspace.build())
     for rows in (sales(), sales(1501)):
         workspace.write("sales.csv", as_csv([*rows, {**sale(1), "customer": "guest"}]))
-        assert facts_of(workspace.build(only=TO_ROWS))["table_drift"] == 1
+        for _ in range(2):
+            with pytest.raises(GateError, match="table_drift: 1 "):
+                workspace.build()
     workspace.write("sales.csv", as_csv(sales(1700)))
-    after = workspace.build(only=TO_ROWS)
-    assert facts_of(after)["table_drift"] == 0
+    after = workspace.build()
+    assert after.result("table_drift", "rows", "canonical_rows").value == 0
     assert splits_of(after) == before
 
 
@@ -136,51 +162,159 @@ def test_groups_are_held_out_alike_whatever_type_their_column_has(tmp_path: Path
     assert {key: split for key, split in splits_of(of_texts).items() if "C" not in key} == splits_of(of_numbers)
 
 
-def test_json_value_of_another_type_is_a_change_and_its_record_a_reject(tmp_path: Path) -> None:
+def test_json_value_of_another_type_is_a_change(tmp_path: Path) -> None:
     rows = [{"g": i % 9, "v": i} for i in range(40)]
-    workspace = project(tmp_path, b"", records(data={"group_training_examples_by": "g"}), name="rows.jsonl")
-    workspace.write("rows.jsonl", rows)
-    before = splits_of(workspace.build(only=TO_ROWS))
+    workspace = project(tmp_path, lines(rows), records(data={"group_training_examples_by": "g"}), name="rows.jsonl")
+    before = splits_of(workspace.build())
     workspace.write("rows.jsonl", [*rows, {"g": "guest", "v": 1}])
     after = workspace.build(only=TO_ROWS)
-    assert facts_of(after)["table_drift"] == 1
-    assert after.manifest("rows", "canonical_rows").samples["table_drift"] == (
-        "g is integer, which 1 value does not fit: 'guest' (data/rows.jsonl line 41)",
-    )
-    assert splits_of(after) == before
+    result = after.result("table_drift", "rows", "canonical_rows")
+    assert result.samples == ("g was integer, which 1 value does not fit: 'guest' (data/rows.jsonl line 41)",)
+    assert {group: split for group, split in splits_of(after).items() if "guest" not in group} == before
 
 
 @pytest.mark.slow
-def test_change_that_is_waived_is_built_on_with_the_contract_as_it_was(tmp_path: Path) -> None:
+def test_change_that_is_waived_is_built_as_it_is_and_is_what_the_next_is_compared_with(tmp_path: Path) -> None:
     workspace = project(tmp_path, as_csv(sales()))
-    workspace.build(only=TO_ROWS)
+    settings = read_settings(workspace)
+    workspace.build()
     workspace.write("sales.csv", as_csv([*with_columns(sales(), channel="web"), {**sale(1), "channel": "shop"}]))
-    settings = yaml.safe_load(workspace.config.read_text(encoding="utf-8"))
-    waiver = {"check": "table_drift", "dataset": "rows", "at_most": 1, "reason": "the channel is not to be trained"}
-    workspace.recipe(settings["datasets"], seq_len=2048, gates={**settings["gates"], "waivers": [waiver]})
-    made = workspace.build(only=TO_EXAMPLES)
-    assert "channel" not in types_of(made)
+    waiver = {"check": "table_drift", "dataset": "rows", "at_most": 1, "reason": "the shop names the channel of a sale"}
+    waived: dict[str, Any] = {**settings, "gates": {**settings["gates"], "waivers": [waiver]}}
+    workspace.recipe(**waived)
+    made = workspace.build()
+    assert types_of(made)["channel"] == "string"
     assert len(rows_of(made)) == 1501
+    again = workspace.recipe(**settings).build()
+    assert again.result("table_drift", "rows", "canonical_rows").outcome == "passed"
 
 
 @pytest.mark.slow
-def test_rows_found_again_do_not_bring_back_a_contract_that_is_no_longer_in_force(tmp_path: Path) -> None:
-    numbers, texts = ([{"id": str(i), "code": f"{prefix}{i}"} for i in range(40)] for prefix in ("", "C"))
-    workspace = project(tmp_path, as_csv(numbers), records())
-    settings = yaml.safe_load(workspace.config.read_text(encoding="utf-8"))
-    workspace.build(only=TO_ROWS)
-    workspace.write("sales.csv", as_csv(texts))
-    columns = {"id": {"type": "integer"}, "code": {"type": "text"}}
-    pinned = {"rows": settings["datasets"]["rows"] | {"format": records(table={"columns": columns})}}
-    workspace.recipe(pinned, seq_len=2048, gates=settings["gates"]).build(only=TO_ROWS)
-    workspace.recipe(settings["datasets"], seq_len=2048, gates=settings["gates"]).build(only=TO_ROWS)
-    # The rows of the first night are kept, in which the codes are integers.
-    workspace.write("sales.csv", as_csv(numbers))
-    after = workspace.build(only=TO_ROWS)
+def test_change_that_an_option_explains_warns(tmp_path: Path) -> None:
+    workspace = project(tmp_path, as_csv(sales()))
+    workspace.build()
+    workspace = project(tmp_path, as_csv(with_columns(sales(), channel="web")), UNORDERED)
+    result = workspace.build().result("table_drift", "rows", "canonical_rows")
+    assert (result.value, result.blocking) == (1, False)
+    assert "the options of mini/rows/canonical_rows changed as well" in result.sentence
 
-    assert types_of(after)["code"] == "string"
-    assert facts_of(after)["table_drift"] == 1
-    assert workspace.build(only=TO_ROWS).made() == set()
+
+@pytest.mark.slow
+def test_older_version_that_is_used_again_is_not_compared_and_the_next_build_is_compared_with_it(
+    tmp_path: Path,
+) -> None:
+    workspace = project(tmp_path, as_csv(sales()))
+    older = workspace.build().manifest("gpu_partitions").version
+    accept_once(workspace, as_csv(with_columns(sales(), channel="web")))
+    step = find_step(workspace.project, ("mini", "gpu_partitions"))
+    assert runner.run_step(workspace.project, step, {}, version=older).version == older
+    with pytest.raises(GateError, match="channel is new"):
+        workspace.build()
+    workspace.write("sales.csv", as_csv(sales()))
+    assert workspace.build().manifest("gpu_partitions").version == older
+
+
+def read_settings(workspace: Workspace) -> dict[str, Any]:
+    return yaml.safe_load(workspace.config.read_text(encoding="utf-8"))
+
+
+def accept_once(workspace: Workspace, content: bytes) -> Built:
+    """Build another table with a waiver, which the recipe then has no more."""
+    settings, name = read_settings(workspace), "sales.csv"
+    workspace.write(name, content)
+    waiver = {"check": "table_drift", "at_most": 99, "reason": "a change that somebody looked at"}
+    waived: dict[str, Any] = {**settings, "gates": {**settings["gates"], "waivers": [waiver]}}
+    workspace.recipe(**waived)
+    made = workspace.build()
+    workspace.recipe(**settings)
+    return made
+
+
+# ── A store with a history, and an empty one ───────────────────────────────────────────────────────
+
+
+def without(rows: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in names} for row in rows]
+
+
+SOME = sales(400)
+TARGET = as_csv([*SOME, *({**sale(i), "customer": f"guest{i}"} for i in range(6)), {**sale(1), "price": "free"}])
+HISTORIES: dict[str, tuple[bytes, ...]] = {
+    "narrower types": (as_csv([{**row, "price": "7", "note": ""} for row in SOME]),),
+    "wider types": (as_csv([{**row, "price": f"EUR {row['price']}", "day": "soon"} for row in SOME]),),
+    "other words for no value": (as_csv([{**row, "price": "1" if row["note"] else "NA"} for row in SOME]),),
+    "other columns": (as_csv(with_columns(without(SOME, "note", "paid"), channel="web")),),
+    "another delimiter": (as_csv(SOME).replace(b",", b";"),),
+    "back and forth": (as_csv(SOME), TARGET, as_csv([{**row, "paid": "7"} for row in SOME]), TARGET, as_csv(SOME)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["waived", "blocked", "pinned before"])
+@pytest.mark.parametrize("history", mark_all_but(["narrower types", "back and forth"], HISTORIES))
+def test_build_is_that_of_an_empty_store_whatever_was_built_before(tmp_path: Path, history: str, way: str) -> None:
+    workspace = project(tmp_path, TARGET)
+    settings = read_settings(workspace)
+    waiver = {"check": "table_drift", "at_most": 99, "reason": "a change that somebody looked at"}
+    gates = {**settings["gates"], "drift": {"at_most": 99}, "waivers": [waiver]}
+    waived: dict[str, Any] = {**settings, "gates": gates}
+    clean = Workspace(tmp_path, str(tmp_path / "empty")).recipe(**waived).build()
+    if way == "pinned before":
+        columns = {"customer": {"type": "text"}, "day": {"type": "text"}, "price": {"type": "text"}}
+        pinned = {"rows": settings["datasets"]["rows"] | {"format": {**GROUPED, "table": {"columns": columns}}}}
+        with_pin: dict[str, Any] = {**waived, "datasets": pinned}
+        workspace.recipe(**with_pin).build(only=TO_ROWS)
+        workspace.recipe(**waived)
+    for number, content in enumerate(HISTORIES[history]):
+        workspace.write("sales.csv", content)
+        workspace.recipe(**waived if way != "blocked" or not number else settings)
+        with suppress(GateError):
+            workspace.build()
+    workspace.write("sales.csv", TARGET)
+    if way == "blocked":
+        workspace.recipe(**settings)
+        with pytest.raises(GateError, match="table_drift"):
+            workspace.build()
+    lived = workspace.recipe(**waived).build()
+
+    assert lived.versions() == clean.versions()
+    assert lived.segments() == clean.segments()
+    contents = [[row["input_ids"] for row in made.rank_rows(["input_ids"])] for made in (lived, clean)]
+    assert contents[0] == contents[1]
+    assert rows_of(lived) == rows_of(clean)
+
+
+@pytest.mark.slow
+def test_table_of_one_dataset_that_changed_stops_that_one_alone(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    tables = {name: workspace.dataset(f"{name}.csv", as_csv(sales(300)), records()) for name in ("a", "b")}
+    workspace.recipe(tables, seq_len=2048).build()
+    workspace.write("a.csv", as_csv(with_columns(sales(300), channel="web")))
+    workspace.write("b.csv", as_csv(sales(301)))
+    with pytest.raises(GateError) as caught:
+        workspace.build()
+
+    assert "mini/a/canonical_rows: table_drift: 1 " in str(caught.value)
+    assert "mini/b/canonical_rows" not in str(caught.value)
+    examples = current_rows(workspace.project, "b", "tokenized_examples", file="examples")
+    assert sum(len(one["row_ids"]) for one in examples) == 301
+
+
+@pytest.mark.slow
+def test_rows_that_are_appended_are_compared_with_all_of_the_published_ones(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    workspace.write("a.csv", as_csv(sales(300)))
+    workspace.recipe({"rows": {"source": {"train_urls": ["data/*.csv"]}, "format": records()}}, seq_len=2048)
+    workspace.build()
+    workspace.write("b.csv", as_csv([sale(i) for i in range(300, 320)]))
+    passed = workspace.build()
+    workspace.write("c.csv", as_csv([{**sale(i), "customer": f"C{i}"} for i in range(320, 340)]))
+
+    assert passed.result("table_drift", "rows", "canonical_rows").outcome == "passed"
+    with pytest.raises(
+        GateError, match=r"customer was integer, which 20 values do not fit: 'C320' \(data/c\.csv line 2\)"
+    ):
+        workspace.build()
 
 
 # ── The first build ────────────────────────────────────────────────────────────────────────────────
@@ -282,7 +416,7 @@ def test_nonfinite_floats_of_parquet_are_kept_and_counted(tmp_path: Path) -> Non
         '{"a":"-Infinity","b":"-Infinity","c":null}',
         '{"a":null,"b":null,"c":[2.5]}',
     ]
-    assert (facts_of(made)["non_finite"], facts_of(made)["table_drift"]) == (6, 0)
+    assert (facts_of(made)["non_finite"], facts_of(made)["table_contract"]) == (6, 0)
     assert types_of(made) == {"a": "float", "b": "float", "c": "list"}
 
 
@@ -294,8 +428,10 @@ def test_other_kinds_keep_null_for_them_and_have_no_table_metadata(tmp_path: Pat
     rows = as_csv([{"prompt": f"what {i}", "answer": f"that {i}"} for i in range(20)])
     pairs = {"kind": "supervised", "input_field": "prompt", "output_field": "answer"}
     made = Workspace(tmp_path / "pairs").one("rows.csv", rows, pairs).build(only=TO_ROWS)
-    assert not {"table_drift", "type_mismatch", "non_finite"} & facts_of(made).keys()
-    assert not {"table_drift", "type_mismatch"} & {one.check for one in made.steps["rows", "canonical_rows"][1]}
+    assert not {"table_contract", "type_mismatch", "non_finite"} & facts_of(made).keys()
+    assert not {"table_contract", "table_drift", "type_mismatch"} & {
+        one.check for one in made.steps["rows", "canonical_rows"][1]
+    }
 
 
 @pytest.mark.parametrize(
@@ -308,7 +444,7 @@ def test_other_kinds_keep_null_for_them_and_have_no_table_metadata(tmp_path: Pat
         (pa.array(["a"]), pa.array([None], pa.null()), None),
     ],
 )
-def test_column_that_two_files_declare_as_different_kinds_is_drift(
+def test_column_that_two_files_declare_as_different_kinds_stops_the_build(
     tmp_path: Path, one: Any, other: Any, said: str | None
 ) -> None:
     workspace = Workspace(tmp_path)
@@ -316,10 +452,10 @@ def test_column_that_two_files_declare_as_different_kinds_is_drift(
     workspace.write("b.parquet", as_parquet(code=other, n=[1] * len(other)))
     made = workspace.recipe({"rows": {"source": {"train_urls": ["data/*.parquet"]}, "format": records()}}, seq_len=2048)
     if said is None:
-        assert facts_of(made.build(only=TO_ROWS))["table_drift"] == 0
+        assert facts_of(made.build(only=TO_ROWS))["table_contract"] == 0
         return
     with pytest.raises(GateError, match=said):
         made.build(only=TO_EXAMPLES)
     pinned = records(table={"columns": {"code": {"type": "any"}, "n": {"type": "integer"}}})
     again = workspace.recipe({"rows": {"source": {"train_urls": ["data/*.parquet"]}, "format": pinned}}, seq_len=2048)
-    assert facts_of(again.build(only=TO_ROWS))["table_drift"] == 0
+    assert facts_of(again.build(only=TO_ROWS))["table_contract"] == 0

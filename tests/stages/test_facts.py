@@ -62,7 +62,7 @@ def test_output_has_exactly_the_declared_facts(tmp_path: Path) -> None:
 
     assert not {"messages", "tool_calls", "notes"} & set(rows), "a number that is 0 in every table says nothing"
     assert not {"tool_tokens", "boundary_tokens", "template_warnings"} & set(examples)
-    assert {"columns", "table_drift"} <= set(rows)
+    assert {"columns", "table_contract"} <= set(rows)
 
 
 def test_fact_that_does_not_apply_to_the_kind_is_not_stored() -> None:

@@ -85,10 +85,10 @@ def prepare_step(context: StageContext, step: Step) -> tuple[str, PreparedStage]
     return step.stage.fingerprint(step.code_version, versions, list_waivers(context, step), prepared.outside), prepared
 
 
-def find_reusable_output(store: Store, step: Step, fingerprint: str, prepared: PreparedStage) -> Manifest | None:
-    """Return the kept output of a fingerprint, if the stage would make the same one now."""
+def find_reusable_output(store: Store, step: Step, fingerprint: str) -> Manifest | None:
+    """Return the kept output of a fingerprint, if it is final."""
     kept = manifest.find_by_fingerprint(store, step.key, fingerprint)
-    return kept if kept is not None and prepared.accepts(kept) else None
+    return kept if kept is not None and step.stage.is_final(kept) else None
 
 
 def make_stage_context(project: Project, step: Step, inputs: Mapping[StageKey, Manifest]) -> StageContext:
@@ -102,8 +102,8 @@ def find_kept_output(
     project: Project, step: Step, inputs: Mapping[StageKey, Manifest], *, scratch: Store
 ) -> Manifest | None:
     """Return the output that a build would reuse for these inputs; what is read on the way is kept in `scratch`."""
-    fingerprint, prepared = prepare_step(make_stage_context(replace(project, store=scratch), step, inputs), step)
-    return find_reusable_output(project.store, step, fingerprint, prepared)
+    fingerprint, _ = prepare_step(make_stage_context(replace(project, store=scratch), step, inputs), step)
+    return find_reusable_output(project.store, step, fingerprint)
 
 
 def list_waivers(context: StageContext, step: Step) -> list[str]:
@@ -309,8 +309,8 @@ def _forecast_step(project: Project, step: Step, known: dict[StageKey, Manifest]
     inputs = follow_held_versions(project.store, {key: known[key] for key in step.inputs})
     inputs |= open_generated_source(project, step)
     context = make_stage_context(project, step, inputs)
-    fingerprint, prepared = prepare_step(context, step)
-    kept = find_reusable_output(project.store, step, fingerprint, prepared)
+    fingerprint, _ = prepare_step(context, step)
+    kept = find_reusable_output(project.store, step, fingerprint)
     if kept is not None:
         known[step.key] = kept
         moved = find_outside_change(step, context, kept)

@@ -252,7 +252,7 @@ class _StepRun:
                 # Current again, in case a run of Dagster chose another version, without reading its files.
                 return replace(self._keep(held.load(self.store), started), held=held)
             fingerprint, prepared = prepare_step(context, self.step)
-            kept = find_reusable_output(self.store, self.step, fingerprint, prepared)
+            kept = find_reusable_output(self.store, self.step, fingerprint)
             if kept is None:
                 return self._make(context, prepared, fingerprint, started)
             before = manifest.load_current_if_intact(self.store, self.step.key)

@@ -106,7 +106,7 @@ def _make_share_of_step(project: Project, step: Step, share: Share, progress: Pr
     lock = f"{manifest.get_stage_folder(step.key)}/{LOCK_NAME}"
     with explain_disk_full(project.store, name), project.store.lock(lock, what=name, shared=True):
         fingerprint, prepared = prepare_step(context, step)
-        if find_reusable_output(context.store, step, fingerprint, prepared) is not None:
+        if find_reusable_output(context.store, step, fingerprint) is not None:
             return ShareReport(step, ShareOutcome.BUILT)
         claim_versions(context.store, step.key, share)
         try:

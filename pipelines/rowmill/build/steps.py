@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import cast
 
@@ -68,22 +68,26 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class StepGraph:
-    """The steps of a recipe and their thresholds; each is computed once, on first use."""
+    """The steps of a recipe and their thresholds; each is computed once, on first use.
+
+    `base` is the project's folder.
+    """
 
     recipe: Recipe
+    base: Path
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """The steps in the order in which they can run: of datasets, of the recipe, its exports, those on demand."""
-        recipe, steps = self.recipe, list[Step]()
+        recipe, base, steps = self.recipe, self.base, list[Step]()
         for dataset in recipe.datasets:
-            steps += _iterate_dataset_steps(recipe, dataset, on_demand=False)
-        steps += [_make_step(recipe, stage, (recipe.name, stage.name)) for stage in catalog.list_stages("recipe")]
+            steps += _iterate_dataset_steps(recipe, base, dataset, on_demand=False)
+        steps += [_make_step(recipe, base, stage, (recipe.name, stage.name)) for stage in catalog.list_stages("recipe")]
         for stage in catalog.list_stages("export"):
             keys = [(recipe.name, stage.name, export.name) for export in recipe.exports]
-            steps += [_make_step(recipe, stage, key) for key in keys]
+            steps += [_make_step(recipe, base, stage, key) for key in keys]
         for dataset in recipe.datasets:
-            steps += _iterate_dataset_steps(recipe, dataset, on_demand=True)
+            steps += _iterate_dataset_steps(recipe, base, dataset, on_demand=True)
         return tuple(steps)
 
     @cached_property
@@ -100,12 +104,13 @@ class Project:
     store: Store
     base: Path
     graph: StepGraph = field(default=cast("StepGraph", None), compare=False, repr=False)
-    """The recipe's steps; `replace` keeps them as long as the recipe is the same."""
+    """The recipe's steps; `replace` keeps them as long as the recipe and its folder are the same."""
 
     def __post_init__(self) -> None:
         """Make the recipe's graph, unless the given one belongs to it."""
-        if cast("StepGraph | None", self.graph) is None or self.graph.recipe is not self.recipe:
-            object.__setattr__(self, "graph", StepGraph(self.recipe))
+        graph = cast("StepGraph | None", self.graph)
+        if graph is None or graph.recipe is not self.recipe or graph.base != self.base:
+            object.__setattr__(self, "graph", StepGraph(self.recipe, self.base))
 
 
 def open_project(path: str | Path, root: str | None = None, overrides: Mapping[str, str] | None = None) -> Project:
@@ -124,13 +129,13 @@ def plan_steps(project: Project) -> tuple[Step, ...]:
     return project.graph.steps
 
 
-def _iterate_dataset_steps(loaded: Recipe, dataset: str, *, on_demand: bool) -> Iterator[Step]:
+def _iterate_dataset_steps(loaded: Recipe, base: Path, dataset: str, *, on_demand: bool) -> Iterator[Step]:
     for stage in catalog.list_stages("dataset", on_demand=on_demand):
         if stage.applies(loaded.datasets[dataset]):
-            yield _make_step(loaded, stage, (loaded.name, dataset, stage.name), dataset)
+            yield _make_step(loaded, base, stage, (loaded.name, dataset, stage.name), dataset)
 
 
-def _make_step(loaded: Recipe, stage: StageDeclaration, key: StageKey, dataset: str | None = None) -> Step:
+def _make_step(loaded: Recipe, base: Path, stage: StageDeclaration, key: StageKey, dataset: str | None = None) -> Step:
     inputs = tuple(key for name in stage.inputs for key in _find_stage_keys(loaded, name, dataset))
     # The checks of its inputs must have passed before a stage, and those of the gates that it names.
     named = [key for name in stage.gates for key in _find_stage_keys(loaded, name, dataset)]
@@ -151,6 +156,8 @@ def _make_step(loaded: Recipe, stage: StageDeclaration, key: StageKey, dataset: 
     ]
     row_kind = None if dataset is None else loaded.datasets[dataset].row_kind
     recipe_kinds: set[RowKind] = {other.row_kind for other in loaded.datasets.values()}
+    joint = None if dataset is None else loaded.datasets[dataset].format.get_joint_rows()
+    comparisons = {} if joint is None else {name: partial(one, base) for name, one in joint.comparisons.items()}
     identity = "" if stage.scope == "recipe" else key[-1] if dataset is None else dataset
     return Step(
         stage=stage,
@@ -160,7 +167,9 @@ def _make_step(loaded: Recipe, stage: StageDeclaration, key: StageKey, dataset: 
         inputs=inputs,
         gates=gates,
         code_version=stage.code_version(loaded, identity, sorted(set(iterate_gate_waivers(loaded, gates)))),
-        thresholds=list_thresholds(loaded.gates, stage.name, dataset, row_kind=row_kind, recipe_kinds=recipe_kinds),
+        thresholds=list_thresholds(
+            loaded.gates, stage.name, dataset, row_kind=row_kind, recipe_kinds=recipe_kinds, comparisons=comparisons
+        ),
         off_checks=frozenset(off_checks),
         generated_by=_find_generating_stage(loaded, dataset) if dataset is not None and not inputs else None,
     )

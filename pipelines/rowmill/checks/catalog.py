@@ -33,7 +33,7 @@ NAMES_OF_ROWS: Final[Mapping[RowKind, str]] = {
     "tokens": "token rows",
 }
 """The names of row kinds in texts for users."""
-RESULT_VERSION = 7
+RESULT_VERSION = 8
 """Increase it when the meaning of a check or the form of a result changes: saved results are then judged again."""
 
 
@@ -119,11 +119,17 @@ CHECKS: tuple[Check, ...] = (
         "share of time steps that differ from timestamp_interval_seconds",
         "set the interval of the data, or omit it: a constant interval is detected",
         applies_to="time series with timestamp_interval_seconds", is_share=True),
-    Check("table_drift", (CANONICAL_ROWS,), "at_most", 0, "error",
-        "changes of the table against its contract, pinned or the last build's",
-        "correct the data at the named cell; or accept the change: write the contract of the current data with "
-        "`rowmill advise {recipe} --write`, review it, and build again", applies_to="records",
+    Check("table_contract", (CANONICAL_ROWS,), "at_most", 0, "error",
+        "differences between the table and its pinned contract, or, without one, columns of which two files declare "
+        "different types", "correct the data at the named cell; or accept the difference: write the contract of the "
+        "current data with `rowmill advise {recipe} --write`, review it, and build again", applies_to="records",
         only_for="record", names_samples=True),
+    Check("table_drift", (CANONICAL_ROWS,), "at_most", 0, "error",
+        "changes of the table since the published build: columns, types, formats, values that do not fit",
+        "correct the data at the named cell; or accept the change: write the contract of the current data with "
+        "`rowmill advise {recipe} --write`, review it, and build again; or waive the check for one build",
+        applies_to="records without a pinned contract, once a build is published", only_for="record",
+        names_samples=True),
     Check("type_mismatch", (CANONICAL_ROWS,), "at_most", 0, "warn",
         "values that do not fit the type of their column; depending on the table contract, their records are rejected "
         "or the values become null",

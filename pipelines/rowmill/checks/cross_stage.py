@@ -11,12 +11,13 @@ of a source, and changes no row.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
 from rowmill.checks import drift
+from rowmill.checks.gates import Comparison
 from rowmill.core.errors import IntegrityError
 from rowmill.core.json import parse_sealed
 from rowmill.core.stage_names import (
@@ -44,19 +45,26 @@ from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
 
 @dataclass(frozen=True, slots=True)
 class CrossStageMeasurement:
-    """A fact and the sentence that explains it; `is_intended` if a change of the recipe explains it."""
+    """A fact and the sentence that explains it; `is_intended` if a change of the recipe explains it.
+
+    `changes` are sentences on what was counted.
+    """
 
     value: float | str
     what: str = ""
     is_intended: bool = False
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CrossStageFact:
-    """How a check's fact is measured; `basis` identifies everything that the output is compared with."""
+    """How a check's fact is measured; `basis` identifies everything that the output is compared with.
+
+    `measure` is also given the comparison of the dataset's kind, if it has one for the check.
+    """
 
     basis: Callable[[Store, Manifest], str]
-    measure: Callable[[Store, Manifest], CrossStageMeasurement]
+    measure: Callable[[Store, Manifest, Comparison | None], CrossStageMeasurement]
     compares: bool = False
     """Whether it compares with the published build; it then does not apply to ancestors of a kept version."""
 
@@ -64,7 +72,7 @@ class CrossStageFact:
 # ── What was lost ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _measure_loss(store: Store, packed: Manifest) -> CrossStageMeasurement:
+def _measure_loss(store: Store, packed: Manifest, _: Comparison | None) -> CrossStageMeasurement:
     """Return the larger of the shares of records and of trained tokens that entered but are in no sequence.
 
     A record counts from where it was read, a trained token from where its row was tokenized. Rows that the recipe left
@@ -126,6 +134,9 @@ def published_path(recipe: str) -> str:
 
 CHANGES_FOLDER = "changes"
 """Folder of the ranks with what each published build changed since the one before it (`build/comparison.py`)."""
+
+SHOWN_CHANGES = 10
+"""Changes since the published output that are shown."""
 
 _NOTHING_PUBLISHED: Mapping[str, Any] = {"version": "", "stages": {}}
 
@@ -216,7 +227,7 @@ SHRINKING_COUNTS: Mapping[str, Callable[[Manifest], dict[str, float]]] = {
 """Counts by stage, for the stages of the check `shrunk`."""
 
 
-def _measure_shrinkage(store: Store, output: Manifest) -> CrossStageMeasurement:
+def _measure_shrinkage(store: Store, output: Manifest, _: Comparison | None) -> CrossStageMeasurement:
     published = load_published(store, output.key[0])
     before = (published or {}).get("stages", {}).get("/".join(output.key))
     if published is None or before is None:
@@ -258,7 +269,7 @@ def measure_shifts(store: Store, examples: Manifest, published: Mapping[str, Any
     return drift.compare_profiles(profile, drift.load_profile(store, examples, earlier))
 
 
-def _measure_drift(store: Store, examples: Manifest) -> CrossStageMeasurement:
+def _measure_drift(store: Store, examples: Manifest, _: Comparison | None) -> CrossStageMeasurement:
     """Return the index of the distribution that moved most since the published build."""
     published = load_published(store, examples.key[0])
     shifts = None if published is None else measure_shifts(store, examples, published)
@@ -273,6 +284,24 @@ def _measure_drift(store: Store, examples: Manifest) -> CrossStageMeasurement:
     since = f"since version {published['version'][:12]}, published {published['at'][:19]}"
     what = f"distribution of {worst.distribution}: {bins or 'unchanged'} {since}"
     return _excuse_changed_options(store, examples, published, worst.index or 0.0, what)
+
+
+def _measure_changes(store: Store, output: Manifest, compare: Comparison | None) -> CrossStageMeasurement:
+    """Count the changes since the published output, as the dataset's kind finds them."""
+    published = load_published(store, output.key[0])
+    before = (published or {}).get("stages", {}).get("/".join(output.key))
+    if published is None or before is None:
+        return CrossStageMeasurement(NOT_APPLICABLE, "nothing is published yet to compare it with")
+    try:
+        earlier = manifest.load_version(store, output.key, before["version"])
+        changes = None if compare is None else compare(store, output, earlier)
+    except IntegrityError:
+        return CrossStageMeasurement(NOT_APPLICABLE, "the published version is no longer kept")
+    if changes is None:
+        return CrossStageMeasurement(NOT_APPLICABLE, "it is not compared with the published build")
+    what = f"changes since version {published['version'][:12]}, published {published['at'][:19]}"
+    measured = _excuse_changed_options(store, output, published, len(changes), what)
+    return replace(measured, changes=tuple(changes[:SHOWN_CHANGES]))
 
 
 def iterate_history(store: Store, output: Manifest) -> Iterator[Manifest]:
@@ -307,7 +336,7 @@ def _list_dialects(scanned: Manifest) -> list[tuple[str, dict[str, Any]]]:
     return [(scan["url"], dialect) for scan in scanned.details["scans"] if (dialect := scan.get("dialect"))]
 
 
-def _measure_doubtful_headers(_: Store, scanned: Manifest) -> CrossStageMeasurement:
+def _measure_doubtful_headers(_: Store, scanned: Manifest, __: Comparison | None) -> CrossStageMeasurement:
     """Count the CSV files whose header looks like the rows below it; a note on them, not a part of what was read."""
     dialects = _list_dialects(scanned)
     doubtful = [url for url, dialect in dialects if dialect["looks_headless"]]
@@ -331,5 +360,11 @@ CROSS_STAGE_FACTS: dict[str, CrossStageFact] = {
         compares=True,
     ),
     "shrunk": CrossStageFact(_find_compared_version, _measure_shrinkage, compares=True),
+    # Equal rows may come from other files, which the changes name, and from other options, such as a pinned contract.
+    "table_drift": CrossStageFact(
+        lambda store, output: digest_json(_find_compared_version(store, output), output.fingerprint),
+        _measure_changes,
+        compares=True,
+    ),
 }
 """Measurement by check; the facts of all other checks are in the manifest."""

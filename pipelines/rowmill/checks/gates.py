@@ -2,17 +2,18 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from pydantic import Field, create_model, field_validator, model_validator
 
 from rowmill.checks.catalog import CHECKS, CHECKS_BY_NAME, RESULT_VERSION, Check, Severity, format_measure
 from rowmill.core.config import Config
 from rowmill.core.errors import hint_at_name, join_choices, suggest_name
-from rowmill.core.storage import digest_json
+from rowmill.core.storage import Store, digest_json
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.rows import RowKind
 
@@ -215,6 +216,10 @@ else:
     """`GatesBase` plus one optional `Bound` per check, so that a mistyped check is an unknown key."""
 
 
+Comparison: TypeAlias = Callable[[Store, Manifest, Manifest], Sequence[str] | None]
+"""Returns the changes of an output since the published one, a sentence each; None if the two cannot be compared."""
+
+
 @dataclass(frozen=True)
 class Threshold:
     """A check's bound under this recipe, which a fact is compared with."""
@@ -231,6 +236,8 @@ class Threshold:
     applies_to: str = ""
     warn_from: float | None = None
     """A value beyond it fails, but blocks only beyond `bound`."""
+    compare: Comparison | None = field(default=None, compare=False)
+    """Finds the changes since the published output that the check counts, for rows of a kind that has such a check."""
 
     @property
     def fact(self) -> str:
@@ -299,12 +306,13 @@ def list_thresholds(
     *,
     row_kind: RowKind | None,
     recipe_kinds: Collection[RowKind] = (),
+    comparisons: Mapping[str, Comparison] = MappingProxyType({}),
 ) -> tuple[Threshold, ...]:
     """Return the thresholds of every check of a stage under a recipe's gates, in the order of `CHECKS`.
 
     `row_kind` is what the dataset's kind declares, None for a stage of the whole recipe: checks that exist only for
     rows of another kind are omitted. `recipe_kinds` are those of all datasets of such a stage, whose remedies are for
-    them.
+    them. `comparisons` are those of the dataset's kind, by check.
     """
     row_kinds = recipe_kinds if row_kind is None else (row_kind,)
     listed: list[Threshold] = []
@@ -329,6 +337,7 @@ def list_thresholds(
             waiver_reason=waiver.reason if waiver else "",
             warn_from=None if check.warn_from is None else stricter(check.warn_from, limit),
             applies_to=check.applies_to,
+            compare=comparisons.get(check.name),
         )
         listed.append(threshold)
     for rule in gates.expectations.get(stage, ()):

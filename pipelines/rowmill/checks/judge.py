@@ -63,6 +63,8 @@ class CheckResult:
     """The fact that was compared, if it is not the check's own."""
     explanation: str = ""
     """What the comparison of outputs found, in place of the check's own `what`."""
+    changes: tuple[str, ...] = ()
+    """What has changed since another output, in place of the output's own samples."""
 
     @property
     def outcome(self) -> CheckOutcome:
@@ -172,8 +174,10 @@ class _SavedResults:
         raw = self.results.get(self._identify(threshold))
         if raw is None:
             return None
-        values: dict[str, Any] = {**raw, "key": tuple(raw["key"])}
-        about = _describe_output(self.manifest, threshold, raw["explanation"], root=self.store.root)
+        values: dict[str, Any] = {**raw, "key": tuple(raw["key"]), "changes": tuple(raw["changes"])}
+        about = _describe_output(
+            self.manifest, threshold, values["explanation"], values["changes"], root=self.store.root
+        )
         return CheckResult(**values, **about)
 
     def find_run_waiver(self, check: str) -> str:
@@ -213,9 +217,11 @@ _UNSAVED = ("samples", "what", "wanted", "remedy", "applies_to")
 of another output of equal content: of its rows' ids and places, which are no content."""
 
 
-def _describe_output(manifest: Manifest, threshold: Threshold, explanation: str, *, root: str) -> dict[str, Any]:
+def _describe_output(
+    manifest: Manifest, threshold: Threshold, explanation: str, changes: tuple[str, ...], *, root: str
+) -> dict[str, Any]:
     return {
-        "samples": manifest.samples.get(threshold.check, ()),
+        "samples": changes or manifest.samples.get(threshold.check, ()),
         "what": explanation or threshold.what,
         "wanted": threshold.wanted,
         "remedy": format_remedy(threshold.remedy, format_recipe_argument(manifest.key[0], root), manifest.key[1]),
@@ -229,7 +235,7 @@ def _check_results_path(key: StageKey, version: str) -> str:
 
 def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Threshold]) -> list[CheckResult]:
     across = {
-        threshold.check: cross_stage.CROSS_STAGE_FACTS[threshold.check].measure(store, manifest)
+        threshold.check: cross_stage.CROSS_STAGE_FACTS[threshold.check].measure(store, manifest, threshold.compare)
         for threshold in thresholds
         if threshold.check in cross_stage.CROSS_STAGE_FACTS
     }
@@ -256,7 +262,7 @@ def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Thre
         only_warns = threshold.warn_from is not None and _is_within(value, threshold.bound, threshold.direction)
         only_warns = only_warns or (measured is not None and measured.is_intended)
         severity = "warn" if only_warns else threshold.severity
-        explanation = "" if measured is None else measured.what
+        explanation, changes = ("", ()) if measured is None else (measured.what, measured.changes)
         results.append(
             CheckResult(
                 check=threshold.check,
@@ -272,7 +278,8 @@ def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Thre
                 note=note,
                 fact="" if threshold.fact == threshold.check else threshold.fact,
                 explanation=explanation,
-                **_describe_output(whole, threshold, explanation, root=store.root),
+                changes=changes,
+                **_describe_output(whole, threshold, explanation, changes, root=store.root),
             )
         )
     return results

@@ -6,8 +6,10 @@ Tables are one: `Records.get_joint_rows` in `kinds/tables/options.py`.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
+from rowmill.core.storage import Store
 from rowmill.kinds.base import DatasetKind, DatasetOptions
 from rowmill.parts.context import StageOutput, WorkContext
 from rowmill.parts.functions import MappedParts
@@ -174,8 +176,9 @@ class JointRows:
     """Return the parts after splits that need all rows."""
     complete_rows: Callable[[KindContext, StageOutput, Any], StageOutput]
     """Add the kind's own facts and tables to the output of rows."""
-    accepts_rows: Callable[[KindContext, Manifest], bool]
-    """Tell whether kept rows of the same data were decided as they would be now."""
+    comparisons: Mapping[str, Callable[[Path, Store, Manifest, Manifest], Sequence[str] | None]]
+    """For checks that compare rows with published ones, by name: the function that returns the changes, a sentence
+    each, or None if the two cannot be compared. The path is the project's folder."""
 
     # Examples.
 

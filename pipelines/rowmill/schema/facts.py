@@ -137,7 +137,8 @@ class CanonicalRowsFacts:
     """Characters of the records as JSON."""
     non_finite: int | Uncounted = UNCOUNTED
     """Floats that are NaN or infinite."""
-    table_drift: int | Uncounted = UNCOUNTED
+    table_contract: int | Uncounted = UNCOUNTED
+    """Differences between the table and its pinned contract, or between files that declare types."""
     type_mismatch: int | Uncounted = UNCOUNTED
     ambiguous_times: float | str | Uncounted = UNCOUNTED
     """Share of records whose time may be meant in two ways, counted with an order column; of several problems, the most

@@ -78,14 +78,11 @@ class StageContext(KindContext):
 class PreparedStage:
     """A stage ready to run: `outside` identifies its other inputs besides recipe and stages, `make` does the work.
 
-    `outside` holds JSON values: digests of source files, of tokenizer files, of the template's text. `accepts` tells
-    whether an output that is kept under the same fingerprint may be taken for one that is made now: not if it was made
-    after another output than the current one, and reads that.
+    `outside` holds JSON values: digests of source files, of tokenizer files, of the template's text.
     """
 
     outside: tuple[Any, ...]
     make: Callable[[], StageOutput]
-    accepts: Callable[[Manifest], bool] = lambda _: True
 
 
 Scope = Literal["dataset", "recipe", "export"]
@@ -138,6 +135,9 @@ class StageDeclaration:
     command: str = ""
     """The command that runs it, for on-demand stages, which need a trained model."""
 
+    is_final: Callable[[Manifest], bool] = lambda _: True
+    """Whether an output need not be made again although nothing changed: not if a server refused some of its rows. It
+    sees nothing else, so that no other build decides it."""
     divides_into_shares: bool = False
     """Whether `rowmill work` makes its parts: only where its maps do nearly all of the work."""
 

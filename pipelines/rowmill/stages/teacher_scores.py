@@ -345,9 +345,8 @@ STAGE = StageDeclaration(
     facts=TeacherScoresFacts,
     description="Likeliest ids of every trained token with their log-probabilities, from a teacher's server.",
     identity=_identify_teacher_scores,
-    prepare=lambda context: PreparedStage(
-        (), partial(make_teacher_scores, context), lambda output: not output.facts["rejected"]
-    ),
+    prepare=lambda context: PreparedStage((), partial(make_teacher_scores, context)),
+    is_final=lambda output: not output.facts["rejected"],
     inputs=(TOKENIZED_EXAMPLES, RAW_DATASET),
     applies=lambda dataset: dataset.teacher is not None,
     command="score",

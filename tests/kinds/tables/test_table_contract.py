@@ -12,10 +12,8 @@ from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.kinds.tables.inference import (
     EVIDENCE,
-    ColumnMismatch,
     TableEvidence,
     build_record_schema,
-    find_contract_changes,
     infer_contract,
     infer_sort_key,
     merge_evidence,
@@ -23,6 +21,7 @@ from rowmill.kinds.tables.inference import (
 from rowmill.kinds.tables.schema import Column, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import RecordDecoder, Serialiser, read_json
 from rowmill.kinds.tables.table_contract import ColumnContract, TableContract, make_cell_writer, parse_declared_column
+from rowmill.kinds.tables.table_drift import StoredTable, find_published_changes
 from rowmill.kinds.tables.typed_cells import SourceColumn, SourceRecords, observe_records, write_cells
 
 
@@ -322,29 +321,57 @@ def test_text_does_not_order_unless_the_recipe_says_so(must_be_time: bool) -> No
 # ── Changes ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def changes(
-    before: list[str], after: list[str], mismatch: ColumnMismatch | None = None
-) -> list[tuple[str, str | None]]:
-    earlier, evidence = infer_contract(seen(before), {}), seen(after)
-    found = {} if mismatch is None else {"a": mismatch}
-    return [
-        (one.change, one.text)
-        for one in find_contract_changes(earlier, infer_contract(evidence, {}), evidence, found, {})
-    ]
+def table_of(values: list[Any], *, are_cells: bool = True, declared: str | None = None) -> StoredTable:
+    evidence, types = seen(values, are_cells=are_cells), {} if declared is None else {"a": declared}
+    return StoredTable(infer_contract(evidence, types), is_pinned=False, declared=types, evidence=evidence)
+
+
+def changes(before: StoredTable, after: StoredTable) -> list[tuple[str, str | None]]:
+    return [(one.change, one.text) for one in find_published_changes(before, after, ())]
 
 
 def test_equal_shapes_and_known_mismatches_are_not_a_change() -> None:
-    assert changes(["1", "2.5", "NA"], ["7", "3"]) == []
-    assert changes(["x", "y"], ["", ""]) == []
+    assert changes(table_of(["1", "2.5", "NA"]), table_of(["7", "3"])) == []
+    assert changes(table_of(["x", "y"]), table_of(["", ""])) == []
 
-    before, found = infer_contract(seen(NUMBERS), {}), {"a": ColumnMismatch(1, "guest", (0, 20))}
+    stray, strays = table_of([*NUMBERS, "guest"]), table_of([*NUMBERS, "guest", *["other"] * 3])
+    assert changes(stray, stray) == []
+    [new] = find_published_changes(table_of(NUMBERS), stray, ())
+    assert (new.column, new.text, new.place) == ("a", "guest", (0, 20))
+    assert changes(stray, strays) == [("was integer, which 4 values do not fit (before: 1)", "guest")]
 
-    known, new = (
-        list(find_contract_changes(before, before, seen([*NUMBERS, "guest"]), found, {"a": count})) for count in (1, 0)
-    )
 
-    assert known == []
-    assert [(one.column, one.text, one.place) for one in new] == [("a", "guest", (0, 20))]
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ([1, 2], [1, 2.5], ("was integer, which 1 value does not fit", "2.5")),
+        ([1, 2.5], [1, 2], None),
+        ([1, 2], [1, "2"], ("was integer, which 1 value does not fit", "2")),
+        (["a"], ["a", 1], ("was text, which 1 value does not fit", "1")),
+        (["2024-01-01"], ["2024-01-01", "soon"], ("was date as iso8601, which 1 value does not fit", "soon")),
+        (["2024-01-01"], ["2024-01-01", None], None),
+        ([True], [True, [1]], ("was boolean, which 1 value does not fit", "[1]")),
+        ([[1]], [[1], {"b": 2}], None),
+    ],
+)
+def test_json_values_are_compared_by_their_types(
+    before: list[Any], after: list[Any], found: tuple[str, str] | None
+) -> None:
+    told = changes(*(table_of([{"a": one}["a"] for one in own], are_cells=False) for own in (before, after)))
+    assert told == ([] if found is None else [found])
+
+
+def test_typed_column_is_compared_by_its_type_whatever_its_values_look_like() -> None:
+    before = table_of([1.5, "NaN"], are_cells=False, declared="double")
+    assert changes(before, table_of([1.5, *["Infinity"] * 5], are_cells=False, declared="float")) == []
+    told = changes(before, table_of([True], are_cells=False, declared="bool"))
+    assert told == [("was number, and its values now read as boolean", "True")]
+
+
+def test_stored_table_is_read_back_with_an_example_of_each_shape() -> None:
+    stored = table_of([*NUMBERS, "2.5", "NA", "13/02/2024"]).to_json()
+    assert loads(dumps(stored)) == stored
+    assert {len(one["examples"]) for one in stored["evidence"]["columns"]["a"]["cells"].values()} == {1}
 
 
 @pytest.mark.parametrize(
@@ -358,7 +385,7 @@ def test_equal_shapes_and_known_mismatches_are_not_a_change() -> None:
     ],
 )
 def test_column_of_another_type_is_a_change_that_names_the_cell(before: list[str], after: list[str], text: str) -> None:
-    [(_, found)] = changes(before, after)
+    [(_, found)] = changes(table_of(before), table_of(after))
 
     assert found == text
 

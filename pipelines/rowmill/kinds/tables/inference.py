@@ -1,4 +1,4 @@
-"""From the evidence of a table's values to contract, schema and sort key; and how later data drifts from the contract.
+"""From the evidence of a table's values to contract, schema and sort key.
 
 Evidence counts the shapes of each column's values, with the first location of each. It is collected part by part and
 merged, so that a contract never depends on how a table is cut into parts.
@@ -156,7 +156,7 @@ def infer_contract(
 def _infer_column(seen: ColumnEvidence, records: int, declared: str | None, *, is_order: bool) -> ColumnContract:
     required = seen.present == records
     if declared is not None and not seen.cells:
-        kind = _CELL_TYPES.get(parse_declared_column("column", declared, nullable=True, required=True).type, "any")
+        kind = find_declared_type(declared)
         if kind not in ("text", "any"):
             return ColumnContract(type=kind, format="iso8601" if kind in TIMES else None, required=required)
         if kind == "any":
@@ -194,6 +194,11 @@ _CELL_TYPES: dict[ColumnType, CellType] = {
 """The contract type of each schema type; `any` for the others."""
 _SCHEMA_TYPES: dict[CellType, ColumnType] = {"integer": "integer", "boolean": "boolean", "number": "decimal"}
 """The schema type of each contract type; `string` for the others."""
+
+
+def find_declared_type(declared: str) -> CellType:
+    """Return the contract type of a declared Arrow type; `any` if it has none."""
+    return _CELL_TYPES.get(parse_declared_column("column", declared, nullable=True, required=True).type, "any")
 
 
 def _infer_json_type(kinds: Iterable[str]) -> ColumnType:
@@ -384,76 +389,6 @@ def _count_numbers(tallies: Mapping[str, ShapeTally]) -> int:
 _NUMBER_SHAPES = frozenset().union(*NUMBERS.values(), *INTEGERS.values())
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnMismatch:
-    """Values of a column that do not fit its contract: their number, and the first one."""
-
-    count: int
-    text: str
-    place: CellLocation
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnDrift:
-    """A change of one column: its description, and the cell that shows it with its location, if one does."""
-
-    column: str
-    change: str
-    text: str | None = None
-    place: CellLocation | None = None
-
-
-def find_missing_or_new(contract: TableContract, evidence: TableEvidence) -> Iterator[ColumnDrift]:
-    """Yield the columns that the contract does not know, and the required ones that records lack."""
-    for name, seen in evidence.columns.items():
-        if name not in contract.columns:
-            tallies = (seen.cells or seen.kinds).values()
-            examples = [(place, text) for tally in tallies for text, place in tally.examples]
-            text = min(examples)[1] if examples else None
-            yield ColumnDrift(name, "is new: the contract has no such column", text, seen.first)
-    for name, column in contract.columns.items():
-        seen = evidence.columns.get(name)
-        if seen is None and evidence.records:
-            yield ColumnDrift(name, "is missing from every record", None, (0, 0))
-        elif column.required and seen is not None and seen.present < evidence.records:
-            yield ColumnDrift(name, f"is missing from {evidence.records - seen.present:,} records", None, seen.gap)
-
-
-def find_contract_changes(
-    before: TableContract,
-    now: TableContract,
-    evidence: TableEvidence,
-    mismatches: Mapping[str, ColumnMismatch],
-    known: Mapping[str, int],
-) -> Iterator[ColumnDrift]:
-    """Yield the changes since an unpinned contract; `known` counts the mismatches that the data had then."""
-    yield from find_missing_or_new(before, evidence)
-    for name, column in before.columns.items():
-        found = mismatches.get(name)
-        seen = evidence.columns.get(name)
-        earlier = known.get(name, 0)
-        if found is not None and found.count > earlier:
-            values = "1 value does" if found.count == 1 else f"{found.count:,} values do"
-            more = f" (before: {earlier:,})" if earlier else ""
-            problem = f"is {describe_column_contract(column)}, which {values} not fit{more}"
-            yield ColumnDrift(name, problem, found.text, found.place)
-        elif seen is not None and seen.values and name in now.columns:
-            other = now.columns[name]
-            if not _is_narrower(other, column):
-                # The first cell that does not fit the earlier contract, or else the first cell.
-                tallies = seen.cells or seen.kinds
-                odd = [tally for shape, tally in tallies.items() if not reads_shape(column, shape)]
-                examples = [(place, text) for tally in odd or tallies.values() for text, place in tally.examples]
-                place, text = min(examples) if examples else (None, None)
-                yield ColumnDrift(
-                    name,
-                    f"was {describe_column_contract(column)}, and its values now read as "
-                    f"{describe_column_contract(other)}",
-                    text,
-                    place,
-                )
-
-
 def describe_column_contract(column: ColumnContract) -> str:
     """Describe a column's contract: `number, NA and ? for no value`."""
     said: list[str] = [column.type if column.format is None else f"{column.type} as {column.format}"]
@@ -466,27 +401,15 @@ def describe_column_contract(column: ColumnContract) -> str:
     return ", ".join(said)
 
 
-def _is_narrower(now: ColumnContract, before: ColumnContract) -> bool:
-    """Tell whether the earlier contract reads everything that the later one does, to the same texts."""
-    if set(now.na) - set(before.na):
-        return False
-    if (now.type, before.type) == ("date", "datetime"):
-        return now.format == before.format
-    if now.type in ("integer", "number") and before.type in ("integer", "number"):
-        return _numeric_shapes(now) <= _numeric_shapes(before)
-    return (now.type, now.format) == (before.type, before.format)
-
-
-def _numeric_shapes(column: ColumnContract) -> frozenset[str]:
-    if column.type == "integer":
-        return INTEGERS[column.thousands]
-    return NUMBERS[column.decimal, column.thousands]
+def list_number_shapes(column: ColumnContract) -> frozenset[str]:
+    """Return the shapes that a column of integers or numbers reads."""
+    return INTEGERS[column.thousands] if column.type == "integer" else NUMBERS[column.decimal, column.thousands]
 
 
 def reads_shape(column: ColumnContract, shape: str) -> bool:
     """Tell whether a column's contract reads values of a shape."""
     if column.type in ("integer", "number"):
-        return shape in _numeric_shapes(column)
+        return shape in list_number_shapes(column)
     if column.type in ("text", "any"):
         return True
     return column.format in formats_of(shape) if column.type in TIMES else column.type == shape

@@ -398,7 +398,7 @@ class Records(DatasetKind):
     def get_joint_rows(cls) -> "JointRows":
         """Return what tables do themselves, imported only for recipes that have one."""
         from rowmill.kinds.joint_rows import JointRows
-        from rowmill.kinds.tables import comparison, generated_records, table_examples, table_rows
+        from rowmill.kinds.tables import comparison, generated_records, table_drift, table_examples, table_rows
 
         return JointRows(
             check_contract=partial(validate_options, TableContract),
@@ -406,7 +406,7 @@ class Records(DatasetKind):
             make_rows=table_rows.make_table_rows,
             assign_splits=table_rows.apply_exact_splits,
             complete_rows=table_rows.complete_table_output,
-            accepts_rows=table_rows.is_under_current_contract,
+            comparisons={"table_drift": table_drift.compare_rows},
             identify_examples=table_examples.identify_examples,
             # The style of prompts may depend on the tokenizer's name.
             reads_tokenizer_name=lambda dataset: require_records(dataset).prompt.style == "reference",

@@ -11,7 +11,7 @@ gives its rows other ids, and with these the examples that have them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from hashlib import blake2b
@@ -22,14 +22,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rowmill import sources
 from rowmill.core.arrays import Ints, compute_offsets, find_distinct
 from rowmill.core.json import Json
-from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import File, Store, map_reads, read_tables
 from rowmill.kinds.joint_rows import KindContext
 from rowmill.kinds.shared.splits import SPLITS
-from rowmill.kinds.tables.inference import CellLocation, TableEvidence
+from rowmill.kinds.tables.inference import TableEvidence
 from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.schema import DAY, MAX_DIGITS, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import read_json
@@ -45,7 +43,6 @@ from rowmill.parts.functions import (
     write_buckets,
 )
 from rowmill.schema.manifest import Part
-from rowmill.sources.reading import load_scans
 
 PARTITION_ROWS = 1 << 20
 """Rows of a partition at most, up to `MAX_BITS`: a process plans them in some 400 MB."""
@@ -261,19 +258,12 @@ def _roll_over_midnight(positions: Ints, groups: Ints, day: int) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class ObservedTable:
-    """A table after all its parts were observed.
-
-    `contract` is the one in force: the recipe's, else the last build's, else the one inferred from the data.
-    """
+    """A table after all its parts were observed; `contract` is the recipe's, else the one inferred from the data."""
 
     schema: RecordSchema
     order: SortKey | None
     contract: TableContract | None = None
     evidence: TableEvidence = field(default_factory=lambda: TableEvidence(0, {}))
-    proposed: TableContract | None = None
-    earlier: Mapping[str, Any] | None = None
-    observed: tuple[str, ...] = ()
-    """Fingerprints of the parts' evidence, in part order; the next build reads it again."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON for the manifest, which parsing and generation read."""
@@ -286,24 +276,6 @@ def load_observed_table(details: dict[str, Any]) -> ObservedTable:
     return ObservedTable(
         RecordSchema.from_json(recorded["schema"]), None if recorded["order"] is None else SortKey(recorded["order"])
     )
-
-
-HEADER = -1
-"""Number of a CSV file's header, as that of a record."""
-
-
-def make_place_describer(context: KindContext) -> Callable[[CellLocation | None], str]:
-    """Return a function that describes where a cell is in the source: `data/sales.csv line 20002`."""
-    parts = [(part, scan) for scan in load_scans(context.input(RAW_DATASET)) for part in scan.parts]
-
-    def describe(place: CellLocation | None) -> str:
-        if place is None or place[0] >= len(parts):
-            return ""
-        part, scan = parts[place[0]]
-        is_header = place[1] == HEADER
-        return f"{part.url} line 1" if is_header else sources.describe_place(part, scan, context.base, place[1])
-
-    return describe
 
 
 def index_parts(context: KindContext, parts: Sequence[Part], observed: ObservedTable) -> RowIndex:

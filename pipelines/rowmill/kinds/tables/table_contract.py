@@ -1,8 +1,8 @@
 """The table contract: what a recipe may pin of a table's columns, and the cells that are read by it.
 
     parts ──observe──► evidence ──infer──► contract ──make_cell_writer──► typed cells
-                                              │
-                contract of the last build ───┴──► drift: each change with an example cell
+                                              ▲
+                             the recipe's ────┘
 
 A cell's text has a shape (integer, decimal with a point, a date of a known format, …), which is all that evidence and
 contract know of it.
@@ -203,7 +203,7 @@ class TableContract(Config):
     """Types and formats of a table; `rowmill advise --write` proposes one from the data."""
 
     delimiter: Delimiter | None = None
-    """Delimiter of its CSV files; a file with another one is `table_drift`. Null: not checked."""
+    """Delimiter of its CSV files; a file with another one fails `table_contract`. Null: not checked."""
     quote: Annotated[str, Field(min_length=1, max_length=1)] | None = None
     """Quote character of its CSV files; null: not checked."""
     group: Texts | None = None

@@ -18,10 +18,10 @@ Zones are counted part by part as rows are made, numbers are read part by part; 
 is planned whole, are compared row by row, by an index of all rows.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -40,139 +40,85 @@ from rowmill.kinds.joint_rows import KindContext
 from rowmill.kinds.shared import splits
 from rowmill.kinds.shared.filters import REMOVAL_FILTERS
 from rowmill.kinds.shared.splits import Splitter
-from rowmill.kinds.tables import part_rows, table_contract
+from rowmill.kinds.tables import part_rows
 from rowmill.kinds.tables.inference import (
     EVIDENCE,
-    ColumnDrift,
-    ColumnMismatch,
+    CellLocation,
     ShapeTally,
     TableEvidence,
     build_record_schema,
     describe_column_contract,
-    find_contract_changes,
-    find_missing_or_new,
     format_contract_yaml,
     infer_contract,
     infer_sort_key,
     merge_evidence,
 )
-from rowmill.kinds.tables.options import Records, require_records
+from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.partitions import (
-    HEADER,
     NO_KEY,
     PARTITION_ROWS,
     ObservedTable,
     RowIndex,
     count_group_sizes,
     index_parts,
-    make_place_describer,
 )
 from rowmill.kinds.tables.schema import DAY, ELAPSED, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.kinds.tables.table_contract import NON_FINITE_WORDS, TableContract
+from rowmill.kinds.tables.table_drift import (
+    SHOWN_CHANGES,
+    StoredTable,
+    TableChange,
+    describe_cell,
+    describe_changes,
+    find_contract_changes,
+    make_place_describer,
+)
 from rowmill.kinds.tables.table_examples import CHARACTERS_PER_TOKEN, advise_group_column
 from rowmill.parts.accounts import RewriteInputs, clean_value, rewrite_parts, tabulate_removed
 from rowmill.parts.context import StageOutput, compute_share
 from rowmill.parts.functions import MappedParts
-from rowmill.schema import manifest
 from rowmill.schema.facts import CanonicalRowsFacts
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
+from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Part
 from rowmill.schema.rows import parse_row_id
 from rowmill.sources.reading import load_scans, load_source_parts
 
-
-def describe_roles(form: Records) -> dict[str, Any]:
-    """Return the group and order columns: a contract is valid only for these."""
-    return {"group": list(form.group_columns), "by_file": form.is_grouped_by_file, "order": form.order_column}
-
-
-MAX_SHOWN_DRIFTS = 30
+MAX_SHOWN_COLUMNS = 30
 
 
 def report_contract(
-    context: KindContext,
-    draft: StageOutput,
-    observed: ObservedTable,
-    drifts: Sequence[ColumnDrift],
-    mismatches: Mapping[str, ColumnMismatch],
-) -> None:
-    """Report the differences between contract and data, and store the contract for the next build."""
+    context: KindContext, draft: StageOutput, observed: ObservedTable, changes: Sequence[TableChange]
+) -> int:
+    """Report what differs from the contract, and store what later builds are compared with.
+
+    Returns the number of values that do not fit.
+    """
     form, contract = require_records(context.dataset), observed.contract
     if contract is None:
-        return
-    describe_place = make_place_describer(context)
-    counts = {name: one.count for name, one in mismatches.items()}
-    before = {} if observed.earlier is None else observed.earlier["mismatches"]
-    draft.details["table"] = {
-        "contract": contract.to_json(),
-        "pinned": form.table is not None,
-        "roles": describe_roles(form),
-        # A blocked build does not change what the next one is compared with.
-        "mismatches": before if drifts else counts,
-        "observed": list(observed.observed),
-    }
-    placed = [(drift, describe_place(drift.place)) for drift in drifts[:MAX_SHOWN_DRIFTS]]
-    if placed:
-        rows = tuple((one.column, one.change, one.text, place) for one, place in placed)
-        draft.tables["table_drift"] = DisplayTable(("column", "change", "cell", "place"), rows)
-        draft.samples["table_drift"] = tuple(
-            _describe_cell(f"{one.column} {one.change}", one.text, place) for one, place in placed[:10]
-        )
+        return 0
+    scans = load_scans(context.input(RAW_DATASET))
+    describe_place = make_place_describer(scans, context.base)
+    stored = StoredTable(contract, form.table is not None, read_declared_types(scans), observed.evidence)
+    draft.details["table"] = stored.to_json()
+    if changes:
+        draft.samples["table_contract"] = tuple(describe_changes(changes[:SHOWN_CHANGES], describe_place))
+    mismatches: dict[str, tuple[int, str, CellLocation]] = {}
+    for number, part in enumerate(draft.parts):
+        for name, (count, text, row) in part.facts.get("mismatches", {}).items():
+            known, first, place = mismatches.get(name, (0, text, (number, row)))
+            mismatches[name] = (known + count, first, place)
     if mismatches:
         lines = [
-            (name, one.count, one.text, describe_column_contract(contract.columns[name]), describe_place(one.place))
-            for name, one in sorted(mismatches.items())[:MAX_SHOWN_DRIFTS]
+            (name, count, text, describe_column_contract(contract.columns[name]), describe_place(place))
+            for name, (count, text, place) in sorted(mismatches.items())[:MAX_SHOWN_COLUMNS]
         ]
         columns = ("column", "values", "for_example", "contract", "place")
         draft.tables["type_mismatch"] = DisplayTable(columns, tuple(lines))
-        draft.samples["type_mismatch"] = tuple(_describe_cell(name, text, place) for name, _, text, _, place in lines)
+        draft.samples["type_mismatch"] = tuple(describe_cell(name, text, place) for name, _, text, _, place in lines)
+    return sum(count for count, _, _ in mismatches.values())
 
 
-def _describe_cell(what: str, text: str | None, place: str) -> str:
-    return f"{what}{'' if text is None else f': {text!r}'}{f' ({place})' if place else ''}"
-
-
-def find_drifts(
-    context: KindContext, observed: ObservedTable, mismatches: Mapping[str, ColumnMismatch]
-) -> Iterator[ColumnDrift]:
-    """Yield the differences between the data and the contract in force, pinned or the last build's."""
-    contract = observed.contract
-    assert contract is not None
-    scans = load_scans(context.input(RAW_DATASET))
-    first_parts = [*accumulate((len(scan.parts) for scan in scans), initial=0)]
-    # Files whose delimiter or quote character differs from the contract's.
-    for scan, number in zip(scans, first_parts, strict=False):
-        found = scan.dialect if scan.parts else None
-        for what, own, wanted in (
-            ("separated by", found and found.delimiter, contract.delimiter),
-            ("quoted with", found and found.quote, contract.quote),
-        ):
-            if found is not None and wanted is not None and own != wanted:
-                change = f"is {what} {own!r}, and the contract says {wanted!r}"
-                yield ColumnDrift("the header", change, None, (number, HEADER))
-    if require_records(context.dataset).table is None:
-        # Columns that two typed files declare as different kinds of values, such as numbers and text.
-        first: dict[str, tuple[str, str, str]] = {}
-        told: set[str] = set()
-        for scan, number in zip(scans, first_parts, strict=False):
-            for name, declared in (scan.columns or {}).items() if scan.records else ():
-                kind = table_contract.name_declared_kind(declared)
-                earliest = first.setdefault(name, (kind, declared, scan.url))
-                if kind != earliest[0] and "" not in (kind, earliest[0]) and name not in told:
-                    told.add(name)
-                    change = f"is {earliest[1]} in {earliest[2]}, and {declared} in {scan.url}"
-                    yield ColumnDrift(name, change, None, (number, 0))
-    if observed.earlier is None:
-        if require_records(context.dataset).table is not None:
-            yield from find_missing_or_new(contract, observed.evidence)
-        return
-    assert observed.proposed is not None
-    yield from find_contract_changes(
-        contract, observed.proposed, observed.evidence, mismatches, observed.earlier["mismatches"]
-    )
-
-
-VERSION = 7
+VERSION = 8
 """Increase it when any record may get a different type, text, key or split, or facts are counted differently."""
 
 
@@ -264,7 +210,7 @@ def propose_contract(context: KindContext, scanned: Sequence[tuple[sources.Sourc
         contract,
         evidence,
         title=f"{context.key[0]}: datasets.{context.dataset_name}",
-        place_of=make_place_describer(context),
+        place_of=make_place_describer(load_scans(context.input(RAW_DATASET)), context.base),
         shows_cells=not form.privacy.dp_enabled,
     )
 
@@ -288,13 +234,9 @@ def _decide_table(context: KindContext, seen: Sequence[Part]) -> ObservedTable:
             "is a series, or to {file: false} if one series goes on from file to file"
         )
     evidence = merge_part_evidence(context, seen)
-    observed = tuple(part.fingerprint for part in seen)
     if not evidence.columns:
-        return ObservedTable(RecordSchema(()), None, form.table, evidence, observed=observed)
-    declared = _read_declared_types(context)
-    proposed = infer_dataset_contract(context, evidence, declared)
-    earlier = None if form.table is not None else _load_earlier_table(context)
-    contract = form.table or (proposed if earlier is None else TableContract.from_json(earlier["contract"]))
+        return ObservedTable(RecordSchema(()), None, form.table, evidence)
+    contract = form.table or infer_dataset_contract(context, evidence)
     named = {f"data.group_training_examples_by ({name})": name for name in form.group_columns}
     if form.order_column is not None:
         named["data.order_training_examples_by"] = form.order_column
@@ -304,7 +246,7 @@ def _decide_table(context: KindContext, seen: Sequence[Part]) -> ObservedTable:
             raise ConfigError(
                 f"{where}.{option.split(' ')[0]}: no record has a column {name!r}; there are {there}; name one of them"
             )
-    schema = build_record_schema(contract, evidence, declared, form.leading_columns)
+    schema = build_record_schema(contract, evidence, read_declared_types(scans), form.leading_columns)
     order = None
     if form.order_column is not None:
         order = infer_sort_key(
@@ -317,12 +259,10 @@ def _decide_table(context: KindContext, seen: Sequence[Part]) -> ObservedTable:
             is_pinned=form.table is not None,
             where=f"{where}.time_series.timestamp_format",
         )
-    return ObservedTable(schema, order, contract, evidence, proposed, earlier, observed)
+    return ObservedTable(schema, order, contract, evidence)
 
 
-def infer_dataset_contract(
-    context: KindContext, evidence: TableEvidence, declared: Mapping[str, str] | None = None
-) -> TableContract:
+def infer_dataset_contract(context: KindContext, evidence: TableEvidence) -> TableContract:
     """Infer the contract of a dataset from its data."""
     form = require_records(context.dataset)
     scans = load_scans(context.input(RAW_DATASET))
@@ -330,7 +270,7 @@ def infer_dataset_contract(
     delimiter, quote = next(iter(dialects)) if len(dialects) == 1 else (None, None)
     return infer_contract(
         evidence,
-        _read_declared_types(context) if declared is None else declared,
+        read_declared_types(scans),
         order=form.order_column,
         leading=form.leading_columns,
         delimiter=delimiter,
@@ -338,32 +278,8 @@ def infer_dataset_contract(
     )
 
 
-def _load_earlier_table(context: KindContext) -> Mapping[str, Any] | None:
-    """Return the last build's table, or None if its group or order columns were different."""
-    last = manifest.load_current_if_intact(context.store, context.key)
-    table = None if last is None else last.details.get("table")
-    is_comparable = (
-        table is not None and not table["pinned"] and table["roles"] == describe_roles(require_records(context.dataset))
-    )
-    return table if is_comparable else None
-
-
-def is_under_current_contract(context: KindContext, kept: Manifest) -> bool:
-    """Tell whether existing rows of the same data were made under the contract that is in force now.
-
-    An unpinned contract passes from build to build and is part of no fingerprint. Rows that are older than the
-    contract, and found again because their data came back, would change it silently.
-    """
-    if require_records(context.dataset).table is not None:
-        return True
-    earlier = _load_earlier_table(context)
-    table = kept.details.get("table")
-    return earlier is None or table is None or table["contract"] == earlier["contract"]
-
-
-def _read_declared_types(context: KindContext) -> dict[str, str]:
+def read_declared_types(scans: Sequence[sources.FileScan]) -> dict[str, str]:
     """Return the types that sources declare; a column with two declared types is inferred from its values."""
-    scans = load_scans(context.input(RAW_DATASET))
     found: dict[str, set[str]] = {}
     for scan in scans:
         for name, kind in (scan.columns or {}).items():
@@ -438,19 +354,15 @@ def complete_table_output(context: KindContext, draft: StageOutput, observed: Ob
     index = index_parts(context, draft.parts, observed) if is_timed or (has_dates and is_whole) else None
     times = _measure_intervals(context, index)
     ambiguous = report_ambiguous_times(context, draft, observed, index)
-    mismatches: dict[str, ColumnMismatch] = {}
-    for number, part in enumerate(draft.parts):
-        for name, (count, text, row) in part.facts.get("mismatches", {}).items():
-            first = mismatches.get(name, ColumnMismatch(0, text, (number, row)))
-            mismatches[name] = replace(first, count=first.count + count)
-    drifts = [] if observed.contract is None else list(find_drifts(context, observed, mismatches))
+    scans = load_scans(context.input(RAW_DATASET))
+    changes = list(find_contract_changes(form.table, observed.evidence, scans)) if observed.contract else []
     facts = replace(
         facts,
         columns=len(observed.schema.columns),
         interval_mismatch=times["mismatch"],
         characters=characters,
-        table_drift=len(drifts),
-        type_mismatch=sum(mismatch.count for mismatch in mismatches.values()),
+        table_contract=len(changes),
+        type_mismatch=report_contract(context, draft, observed, changes),
         non_finite=_count_non_finite(draft, observed),
         ambiguous_times=NOT_APPLICABLE if ambiguous is None else ambiguous,
     )
@@ -476,7 +388,6 @@ def complete_table_output(context: KindContext, draft: StageOutput, observed: Ob
     draft.details["records"] = observed.to_json() | {"mode": form.mode, "interval_seconds": times["interval"]}
     # Parsing of generated records reads the schema, so a different schema is a different version.
     draft.card["schema"] = digest_json(observed.schema.to_json())
-    report_contract(context, draft, observed, drifts, mismatches)
     draft.facts = facts
     return draft
 
@@ -762,7 +673,8 @@ def _find_problems(
     context: KindContext, parts: Sequence[Part], order: SortKey, index: RowIndex | None
 ) -> Iterator[TimeProblem | None]:
     """Yield the problems of a table's times."""
-    form, describe_place = require_records(context.dataset), make_place_describer(context)
+    form = require_records(context.dataset)
+    describe_place = make_place_describer(load_scans(context.input(RAW_DATASET)), context.base)
 
     def read_cell(part: int, row: int) -> tuple[str, str]:
         """Return the time of a row of a part, and the place of its record in the source."""

@@ -152,12 +152,7 @@ def _prepare_canonical_rows(context: StageContext) -> PreparedStage:
     outside = contaminated_rows.identify_benchmarks(benchmarks)
     if context.dataset.row_kind == "tokens" and identify_removal_filters(context.dataset.filters):
         outside.append(open_recipe_tokenizer(context)[0].card.digest)
-    joint = context.dataset.format.get_joint_rows()
-    return PreparedStage(
-        tuple(outside),
-        lambda: make_canonical_rows(context, benchmarks),
-        lambda kept: joint is None or joint.accepts_rows(context, kept),
-    )
+    return PreparedStage(tuple(outside), lambda: make_canonical_rows(context, benchmarks))
 
 
 def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmark, ...]) -> StageOutput:

@@ -26,6 +26,7 @@ BY_HAND: dict[OptionPath, Any] = {
     ("tokenizer", "name"): "other_tokenizer",
     ("datasets", "*", "source", "train_urls"): ["data/other.jsonl"],
     ("datasets", "*", "source", "validation_urls"): ["data/other.jsonl"],
+    ("datasets", "*", "source", "test_urls"): ["data/other.jsonl"],
     ("datasets", "*", "source", "pattern"): "*.jsonl",
     ("datasets", "*", "source", "sample_by"): "line",
     ("datasets", "*", "source", "delimiter"): ";",

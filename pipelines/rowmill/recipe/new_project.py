@@ -10,7 +10,7 @@ An existing file is never overwritten.
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from rowmill.core.config import validate_options
-from rowmill.core.errors import ConfigError, join_choices
+from rowmill.core.errors import ConfigError, PipelineError, join_choices
 from rowmill.core.storage import check_name
 from rowmill.kinds.base import DatasetKind
 from rowmill.kinds.catalog import KINDS
@@ -34,8 +34,9 @@ from rowmill.kinds.shared.recognition import (
 from rowmill.recipe.recipe import find_recipes, parse_recipe
 from rowmill.sources.delimited import UnnamedColumnError
 from rowmill.sources.files import FORMATS_BY_SUFFIX, SUFFIXES, Files, find_files
-from rowmill.sources.parts import SourceFile
+from rowmill.sources.parts import HELD_OUT, SourceFile, SplitName
 from rowmill.sources.reading import read_first_records
+from rowmill.sources.split_names import SPLIT_WORDS, find_split_name, name_split
 
 DEFAULT_DATA = "data"
 """The folder that is read if no data is named."""
@@ -72,14 +73,16 @@ class NewProject:
 class _FoundDataset:
     """Files with the same columns, and the format recognized in their first records.
 
-    `options` are those of the source without which the files are not read.
+    `urls` are by split; `options` are those of the source without which the files are not read. `left_out` are
+    held-out files whose records are of another format.
     """
 
     name: str
-    urls: Sequence[str]
+    urls: Mapping[SplitName, Sequence[str]]
     sample: Sample
     found: Recognition
     options: Mapping[str, Any]
+    left_out: Sequence[str] = ()
 
 
 def create_project(
@@ -95,8 +98,8 @@ def create_project(
             f"glob or URL of {join_choices(FORMATS_BY_SUFFIX)}; run rowmill init FILE"
         )
     datasets: list[_FoundDataset] = []
-    for argument in data or [DEFAULT_DATA]:
-        datasets += _find_datasets_of(folder, argument, {dataset.name for dataset in datasets})
+    for arguments in _group_arguments(folder, data or [DEFAULT_DATA]):
+        datasets += _find_datasets_of(folder, arguments, {dataset.name for dataset in datasets})
     chosen = name or (datasets[0].name if len(datasets) == 1 else _make_name(folder.resolve().name))
     recipe = folder / "configs" / f"{check_name(chosen, '--name')}.yaml"
     if recipe.exists():
@@ -141,29 +144,102 @@ def create_project(
 # ── Finding the datasets ───────────────────────────────────────────────────────────────────────────
 
 
-def _find_datasets_of(folder: Path, argument: str, used_names: set[str]) -> list[_FoundDataset]:
-    """Return the datasets of one argument: files with equal format and columns form one dataset."""
-    alike: dict[str, tuple[Recognition, list[str], Sample, Mapping[str, Any]]] = {}
-    source = validate_options(Files, {"train_urls": [argument]}, "rowmill init")
-    for file in find_files(source, folder):
+def _group_arguments(folder: Path, data: Sequence[str]) -> list[Sequence[str]]:
+    """Return the arguments that are looked at together: files named for different splits, as a shell lists a folder."""
+    files = [one for one in data if "://" not in one and (folder / one).is_file()]
+    if len(files) < 2:
+        return [[one] for one in data]
+    shared = os.path.commonpath([os.path.dirname(os.path.abspath(folder / one)) for one in files])
+    named = {one: name_split(os.path.relpath(folder / one, shared)) for one in files}
+    if "train" not in named.values() or not set(HELD_OUT) & set(named.values()):
+        return [[one] for one in data]
+    together = [one for one in files if named[one] is not None]
+    return [together, *([one] for one in data if one not in together)]
+
+
+def _find_datasets_of(folder: Path, arguments: Sequence[str], used_names: set[str]) -> list[_FoundDataset]:
+    """Return the datasets of arguments: files with equal format and columns form one dataset, by their splits."""
+    source = validate_options(Files, {"train_urls": [*arguments], "named_splits": "ignore"}, "rowmill init")
+    shared = os.path.commonpath([os.path.dirname(one) for one in arguments]) if len(arguments) > 1 else ""
+    files = find_files(source, folder)
+    splits: dict[str, SplitName] = {}
+    for file in files:
+        pattern = shared if len(arguments) > 1 else arguments[0]
+        splits[file.url] = find_split_name(pattern, file.url) or "train"
+    if "train" not in splits.values():
+        first = files[0].url
+        raise ConfigError(
+            f"{arguments[0]}: holds only files that are named for held-out splits ({first}: {splits[first]}); expected "
+            f"files to train on; name the file itself if it is that: rowmill init {first}"
+        )
+    held = [file for file in files if splits[file.url] != "train"]
+    alike: dict[str, tuple[Recognition, dict[SplitName, list[str]], Sample, Mapping[str, Any]]] = {}
+    for file in (file for file in files if splits[file.url] == "train"):
         sample, options = _read_sample(file, folder)
         data_format = _require_format(file.url, sample)
-        key = json.dumps([options, dict(data_format.options), dict(data_format.groups), sorted(sample.columns)])
-        alike.setdefault(key, (data_format, [], sample, options))[1].append(_shorten_url(file.url, folder))
+        found = alike.setdefault(_make_key(data_format, sample, options), (data_format, {}, sample, options))
+        found[1].setdefault("train", []).append(_shorten_url(file.url, folder))
+    left_out: list[str] = []
+    for file in held:
+        url, same = _shorten_url(file.url, folder), None
+        try:
+            sample, options = _read_sample(file, folder)
+            proposal = recognise_format(sample, KINDS.values()).proposal
+            same = None if proposal is None else alike.get(_make_key(proposal, sample, options))
+        except ConfigError:
+            # No record of it can be read: then it is of another form, too.
+            pass
+        if same is None:
+            left_out.append(f"{url} ({splits[file.url]})")
+        else:
+            same[1].setdefault(splits[file.url], []).append(url)
     datasets: list[_FoundDataset] = []
-    for data_format, urls, sample, options in alike.values():
-        is_whole_argument = len(alike) == 1 and len(urls) > 1
+    for data_format, found_urls, sample, options in alike.values():
+        argument = arguments[0]
+        is_whole_argument = len(arguments) == len(alike) == 1 and len(files) > 1 and not left_out
         is_glob = any(sign in argument for sign in "*?[{")
-        base = (argument if is_whole_argument and not is_glob else urls[0]).rstrip("/").rpartition("/")[2]
+        named = found_urls["train"][0] if is_glob or not is_whole_argument else argument
+        base = named.rstrip("/").rpartition("/")[2]
         by_length = sorted(SUFFIXES, key=len, reverse=True)
         ending = next((suffix for suffix in by_length if base.lower().endswith(suffix)), "")
         name = stem = _make_name(base.removesuffix(ending))
         if name in used_names:
             name = next(new for i in range(2, len(used_names) + 3) if (new := f"{stem[:60]}_{i}") not in used_names)
         used_names.add(name)
-        patterns = [_shorten_url(argument, folder)] if is_whole_argument else urls
-        datasets.append(_FoundDataset(name, patterns, sample, data_format, options))
+        urls: dict[SplitName, Sequence[str]] = {
+            split: _shorten_list(found_urls[split], folder) for split in SPLIT_WORDS if split in found_urls
+        }
+        if is_whole_argument and not held:
+            urls = {"train": [_shorten_url(argument, folder)]}
+        datasets.append(_FoundDataset(name, urls, sample, data_format, options, left_out))
+        left_out = []
     return datasets
+
+
+def _make_key(data_format: Recognition, sample: Sample, options: Mapping[str, Any]) -> str:
+    """Return what files have in common whose rows are of one dataset."""
+    return json.dumps([options, dict(data_format.options), dict(data_format.groups), sorted(sample.columns)])
+
+
+def _shorten_list(files: Sequence[str], folder: Path) -> Sequence[str]:
+    """Return the folder of files, or a glob, if it finds these and no others; else the files."""
+    if len(files) < 2:
+        return files
+    start = os.path.commonprefix(files)
+    parent = start.rpartition("/")[0]
+    ending = os.path.commonprefix([file[::-1] for file in files])[::-1]
+    at = min(len(start), *(len(file) - len(ending) for file in files))
+    for pattern in (parent, f"{start[:at]}*{ending}"):
+        if not pattern or ("://" not in pattern and not os.path.isdir(folder / pattern) and "*" not in pattern):
+            continue
+        source = Files(train_urls=[pattern], named_splits="ignore")
+        try:
+            found = [_shorten_url(file.url, folder) for file in find_files(source, folder)]
+        except PipelineError:
+            continue
+        if sorted(found) == sorted(files):
+            return [pattern]
+    return files
 
 
 def _read_sample(file: SourceFile, folder: Path) -> tuple[Sample, dict[str, Any]]:
@@ -244,7 +320,8 @@ def _render_recipe(datasets: Sequence[_FoundDataset], tokenizer: str, seq_len: i
             *_render_comment(f"columns in the first {len(dataset.sample.records)} records: {columns}"),
             *(line for sentence in dataset.found.evidence for line in _render_comment(sentence)),
             *(["    # a column has no name in the header: name it"] if "column_names" in dataset.options else []),
-            f"    source: {_render_value({'train_urls': list(dataset.urls)} | dict(dataset.options))}",
+            *(line for sentence in _describe_splits(dataset) for line in _render_comment(sentence)),
+            *_render_source(dataset),
             f"    format: {write_options(dataset.found.options)}",
             *(f"    {group}: {write_options(options)}" for group, options in dataset.found.groups.items()),
         ]
@@ -255,6 +332,29 @@ def _render_recipe(datasets: Sequence[_FoundDataset], tokenizer: str, seq_len: i
 
 def _read_kind(found: Recognition) -> DatasetKind:
     return KINDS[found.kind].model_validate(found.options)
+
+
+def _describe_splits(dataset: _FoundDataset) -> Iterator[str]:
+    """Yield what files named for a split were found."""
+    held = [split for split in HELD_OUT if split in dataset.urls]
+    if held:
+        yield (
+            f"files are named for their split: those of {' and '.join(held)} never train; name them in train_urls if "
+            "they should"
+        )
+    if dataset.left_out:
+        yield (
+            f"left out, since they are named for a held-out split and their records are of another form: "
+            f"{', '.join(dataset.left_out[:5])}"
+        )
+
+
+def _render_source(dataset: _FoundDataset) -> list[str]:
+    """Return the source's lines: one, or one per split if there are several."""
+    values = {f"{split}_urls": list(own) for split, own in dataset.urls.items()} | dict(dataset.options)
+    if len(dataset.urls) == 1:
+        return [f"    source: {_render_value(values)}"]
+    return ["    source:", *(f"      {name}: {_render_value(value)}" for name, value in values.items())]
 
 
 def _render_value(value: object) -> str:

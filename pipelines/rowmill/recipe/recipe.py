@@ -315,6 +315,7 @@ def parse_dataset(name: str, value: object, defaults: Mapping[str, Any], where: 
             )
     set_options = {group: frozenset(raw[group]) for group in read if isinstance(raw.get(group), dict)}
     _insert_group_defaults(raw, kind, read, options, defaults, at)
+    _drop_test_share(raw, set_options, read, at)
     _refuse_idle(raw, kind, set_options, defaults, at)
     fields = kind.list_fields()
     raw["format"] = {**{k: v for k, v in shared.items() if k in fields}, **options}
@@ -360,6 +361,25 @@ def _insert_group_defaults(
             raw[group] = {**{k: v for k, v in defaults[group].items() if k not in unread}, **group_values}
         if group in of_kind and isinstance(raw.get(group, {}), dict):
             raw[group] = {**of_kind[group], **raw.get(group, {})}
+
+
+def _drop_test_share(
+    raw: dict[str, Any], set_options: Mapping[str, frozenset[str]], read: frozenset[str], at: str
+) -> None:
+    """Set the test share of a dataset to 0 whose source has test rows of its own, and refuse to set both."""
+    source: object = raw.get("source")
+    options = cast("dict[str, Any]", source) if isinstance(source, dict) else {}
+    option = next((name for name in ("test_urls", "test_split") if options.get(name)), None)
+    splits: object = raw.get("splits", {})
+    if option is None or "splits" not in read or not isinstance(splits, dict):
+        return
+    given = cast("dict[str, Any]", splits)
+    if "test" in set_options.get("splits", ()) and given.get("test") != 0:
+        raise ConfigError(
+            f"{at}.splits.test: {given.get('test')} beside source.{option}; only one of the two can say which rows are "
+            "test; delete one"
+        )
+    raw["splits"] = {**given, "test": 0}
 
 
 def _refuse_idle(

@@ -24,7 +24,7 @@ from rowmill.core.storage import digest_json
 from rowmill.reader.published import find_published_version
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, get_stage_folder
-from rowmill.sources import GeneratedSource, HuggingFaceSource
+from rowmill.sources import GeneratedSource, HuggingFaceSource, public_url
 from rowmill.stages import catalog
 from rowmill.tracking import AnyTracker, OpenLineageTracker
 from rowmill.tracking.client import BuildRecord, LoggedCheck, LoggedStage
@@ -148,8 +148,7 @@ def _describe_stage(project: Project, output: Manifest) -> LoggedStage:
             case GeneratedSource() as source:
                 sources = (project.store.path("/".join(source.dataset_key(project.recipe.name))),)
             case source:
-                public = source.model_dump(include={"train_urls", "validation_urls"})
-                urls = (*public["train_urls"], *public["validation_urls"])
+                urls = map(public_url, source.all_urls)
                 sources = [url if "://" in url else os.path.join(project.base, url) for url in urls]
     return LoggedStage(
         name="/".join(output.key),

@@ -316,7 +316,7 @@ class _Card:
         source = self.view.project.recipe.datasets[name].source
         match source:
             case sources.Files():
-                return ", ".join(map(sources.public_url, (*source.train_urls, *source.validation_urls)))
+                return ", ".join(map(sources.public_url, source.all_urls))
             case sources.HuggingFaceSource():
                 commits = {str(scan["revision"]) for scan in self.raw[name].details["scans"] if scan["revision"]}
                 return " ".join([source.id, *([source.name] if source.name else []), *sorted(commits)])

@@ -86,7 +86,7 @@ def sum_local_bytes(source: Source, base: Path) -> int:
     """Return the bytes of a source's local files, an estimate of the work ahead; 0 if it takes requests or fails."""
     if not isinstance(source, Files):
         return 0
-    if any(map(urls.is_remote, (*source.train_urls, *source.validation_urls))):
+    if any(map(urls.is_remote, source.all_urls)):
         return 0
     try:
         return sum(os.path.getsize(urls.locate_url(file.url, base).path) for file in find_files(source, base))

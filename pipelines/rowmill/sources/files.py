@@ -20,7 +20,7 @@ from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, SourceError, join_choices
 from rowmill.core.remote import public_url
 from rowmill.core.storage import Store
-from rowmill.sources import arrow_files, delimited, json_files, plain_text, urls
+from rowmill.sources import arrow_files, delimited, json_files, plain_text, split_names, urls
 from rowmill.sources.dialect import DIALECT_OPTIONS, QUOTE
 from rowmill.sources.encodings import CODECS, check_encoding, open_content, open_utf8
 from rowmill.sources.parts import (
@@ -33,7 +33,7 @@ from rowmill.sources.parts import (
     SampleBy,
     SourceFile,
     SourcePart,
-    SplitHint,
+    SplitName,
     assign_split_hint,
     take_first_records,
 )
@@ -108,7 +108,7 @@ class Files(Config):
     MEANT_BY: ClassVar = ("local", "json", "jsonl", "csv", "parquet", "path")
 
     kind: Literal["files"] = "files"
-    """May be omitted if `train_urls` or `validation_urls` is set."""
+    """May be omitted if `train_urls`, `validation_urls` or `test_urls` is set."""
 
     train_urls: list[str] = Field(default=[])
     """fsspec URLs of the training rows: braces are expanded first, then globs; a folder means its data files. Relative
@@ -116,6 +116,13 @@ class Files(Config):
 
     validation_urls: list[str] = Field(default=[])
     """URLs of rows used for validation only."""
+
+    test_urls: list[str] = Field(default=[])
+    """URLs of rows used for test only; they replace the share `splits.test`."""
+
+    named_splits: Literal["refuse", "ignore"] = "refuse"
+    """What happens to a file of a folder or glob that is named for another split than the list that holds it, such as
+    `test-00000.jsonl` or `dev/a.jsonl` in `train_urls`: refuse the source, or ignore the name."""
 
     sample_by: SampleBy = "document"
     """What one record of a `.txt` file is: a `line`, a `paragraph` (the lines up to a blank line) or a `document` (the
@@ -170,7 +177,22 @@ class Files(Config):
     """Keys of assets in your own Dagster project that write this source, such as `raw/conversations`: the dataset then
     depends on them, and its sensor follows them instead of the files. Does not change the bytes."""
 
-    @field_serializer("train_urls", "validation_urls")
+    @property
+    def urls_by_split(self) -> Mapping[SplitName, list[str]]:
+        """The URLs of each split, training rows first."""
+        return {"train": self.train_urls, "validation": self.validation_urls, "test": self.test_urls}
+
+    @property
+    def has_test_rows(self) -> bool:
+        """Whether the source has rows of its own for test."""
+        return bool(self.test_urls)
+
+    @property
+    def all_urls(self) -> list[str]:
+        """The URLs of all splits, training rows first."""
+        return [url for own in self.urls_by_split.values() for url in own]
+
+    @field_serializer("train_urls", "validation_urls", "test_urls")
     def _serialize_public_urls(self, values: list[str]) -> list[str]:
         """Serialize URLs without their secrets, so that no digest or dump of a recipe depends on a signature."""
         return [public_url(url) for url in values]
@@ -178,14 +200,14 @@ class Files(Config):
     @model_validator(mode="after")
     def _check_options(self) -> "Files":
         """Refuse missing URLs, an option that applies to none of the files, equal signs, and unknown suffixes."""
-        if not self.train_urls and not self.validation_urls:
+        if not self.all_urls:
             raise ValueError(
-                "names no data; expected train_urls, validation_urls or id; add train_urls: [path or URL, …]"
+                "names no data; expected train_urls, validation_urls, test_urls or id; add train_urls: [path or URL, …]"
             )
         # None where a suffix does not show the format, as that of a folder.
         formats = [
             choose_file_format(url, self.file_format)
-            for pattern in (*self.train_urls, *self.validation_urls)
+            for pattern in self.all_urls
             for url in urls.expand_braces(pattern)
         ]
         for option, kinds in _FORMAT_OPTIONS.items():
@@ -200,8 +222,7 @@ class Files(Config):
             if signs[one] is not None and signs[one] == signs[other]:
                 raise ValueError(f"{one} and {other} are both {signs[one]}; they must differ; write the file's own")
         if self.file_format is None:
-            for urls_of in (self.train_urls, self.validation_urls):
-                require_known_suffixes(urls_of)
+            require_known_suffixes(self.all_urls)
         return self
 
 
@@ -254,17 +275,20 @@ class StoreStager:
 def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> list[SourceFile]:
     """Return the files of a source: training ones first, URLs as written, globs by code point.
 
-    If there are validation files, each file has a split hint; otherwise row hashes decide the split.
+    Held-out files have their split as a hint, and so have training files beside validation ones; otherwise row hashes
+    decide the split.
     """
     misses: list[str] = []
-    hints: tuple[SplitHint | None, SplitHint] = ("train" if source.validation_urls else None, "validation")
     suffixes = SUFFIXES if source.file_format is None else ("",)
-    found: list[tuple[str, SplitHint | None]] = []
-    for patterns, hint in zip((source.train_urls, source.validation_urls), hints, strict=True):
+    found: list[tuple[str, SplitName | None]] = []
+    for split, patterns in source.urls_by_split.items():
+        hint = None if split == "train" and not source.validation_urls else split
         for pattern in itertools.chain.from_iterable(map(urls.expand_braces, patterns)):
             matches = urls.find_urls(pattern, base, suffixes)
             if not matches:
                 misses.append(public_url(pattern))
+            if source.named_splits == "refuse":
+                _require_own_split(pattern, split, matches)
             found += ((url, hint) for url in matches)
     if misses:
         raise SourceError(
@@ -292,6 +316,26 @@ def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> 
             )
         seen[identity] = where.url
     return files
+
+
+def _require_own_split(pattern: str, split: SplitName, found: list[str]) -> None:
+    """Refuse a folder or glob with files that are named for another split than the one that it is given for."""
+    others = [
+        (url, named) for url in found if (named := split_names.find_split_name(pattern, url)) not in (None, split)
+    ]
+    if not others:
+        return
+    shown = ", ".join(f"{public_url(url)} ({named})" for url, named in others[:3])
+    more = f" and {len(others) - 3:,} more" if len(others) > 3 else ""
+    splits = {split, *(named for _, named in others)}
+    lists = ", ".join(f"{name}_urls" for name in split_names.SPLIT_WORDS if name in splits)
+    are = "is" if len(others) == 1 else "are"
+    raise ConfigError(
+        f"{public_url(pattern)}: {len(others):,} of its {len(found):,} files {are} named for another split than "
+        f"source.{split}_urls, which holds it: {shown}{more}; allowed are files of that split, or named for none; name "
+        f"the files of each split apart ({lists}), as rowmill init does, or set source.named_splits: ignore if their "
+        "names mean something else"
+    )
 
 
 def scan_file(

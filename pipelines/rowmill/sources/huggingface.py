@@ -19,7 +19,7 @@ from rowmill.core.errors import SourceError, join_choices
 from rowmill.sources import urls
 from rowmill.sources.arrow_files import encode_batch
 from rowmill.sources.files import AssetKeys, ContentStager, is_valid_scan, stage_parts
-from rowmill.sources.parts import FileScan, RecordLimits, SplitHint, assign_split_hint, cut_rows
+from rowmill.sources.parts import FileScan, RecordLimits, SplitName, assign_split_hint, cut_rows
 
 _BATCH_ROWS = 256
 
@@ -44,6 +44,10 @@ class HuggingFaceSource(Config):
     validation_split: str | None = None
     """The split used for validation only; null: `validation`, if the dataset has it."""
 
+    test_split: str | None = None
+    """The split used for test only, which replaces the share `splits.test`; null: none, and the dataset's is not
+    read."""
+
     revision: str | None = None
     """Branch, tag or commit on the hub; resolved to a commit, which is recorded."""
 
@@ -63,6 +67,11 @@ class HuggingFaceSource(Config):
     after: AssetKeys = Field(default=[])
     """Keys of assets in your own Dagster project that write this source, such as `raw/conversations`: the dataset then
     depends on them, and its sensor follows them instead of the files. Does not change the bytes."""
+
+    @property
+    def has_test_rows(self) -> bool:
+        """Whether the source has rows of its own for test."""
+        return self.test_split is not None
 
 
 def scan_dataset(
@@ -143,33 +152,50 @@ def _find_earlier_scans(
     source: HuggingFaceSource, stamp: str, earlier_scans: Mapping[str, FileScan], base: Path
 ) -> list[FileScan] | None:
     """Return the known scans of the splits if they are still valid, without listing the splits again."""
-    names = (source.split, source.validation_split or "validation")
-    scans = [earlier_scans.get(_make_split_url(source, name)) for name in names]
-    train, validation = [
-        scan if scan is not None and is_valid_scan(scan, stamp, source.limits, base) else None for scan in scans
-    ]
-    if train is not None and train.split_hint is None:
-        # Scanned at this same state of the dataset, when it had no split to hold out.
-        return [train] if source.validation_split is None else None
-    if train is None or validation is None:
+    scans: dict[str, FileScan] = {}
+    for name in filter(None, (source.split, source.validation_split or "validation", source.test_split)):
+        scan = earlier_scans.get(_make_split_url(source, name))
+        if scan is not None and is_valid_scan(scan, stamp, source.limits, base):
+            scans[name] = scan
+    # Scanned at this same state of the dataset, so its splits are known.
+    train = scans.get(source.split)
+    if train is None:
         return None
-    return [assign_split_hint(train, "train"), assign_split_hint(validation, "validation")]
+    chosen = _choose_splits(
+        source, [source.split, *(["validation"] if train.split_hint in ("train", "validation") else [])], known=True
+    )
+    known = [scans.get(name) for name, hint in chosen]
+    if any(scan is None for scan in known):
+        return None
+    return [assign_split_hint(scan, hint) for scan, (_, hint) in zip(known, chosen, strict=True) if scan is not None]
 
 
-def _choose_splits(source: HuggingFaceSource, available: list[str]) -> list[tuple[str, SplitHint | None]]:
+def _choose_splits(
+    source: HuggingFaceSource, available: list[str], *, known: bool = False
+) -> list[tuple[str, SplitName | None]]:
+    """Return the splits that are read, with their hints; one that is missing is an error unless all are `known`."""
     validation = source.validation_split
     if validation is None and "validation" in available and source.split != "validation":
         validation = "validation"
-    for split in (source.split, validation):
+    for split in () if known else (source.split, validation, source.test_split):
         # `train[:10%]` is a slice of the split `train`.
         if split is not None and re.split(r"[\[+]", split)[0] not in available:
             raise SourceError(
-                f"{source.id}: has no split {split!r}; it has {join_choices(available)}; name one of them in split or "
-                "validation_split"
+                f"{source.id}: has no split {split!r}; it has {join_choices(available)}; name one of them in split, "
+                "validation_split or test_split"
             )
-    if validation is None:
-        return [(source.split, None)]
-    return [(source.split, "train"), (validation, "validation")]
+    chosen: list[tuple[str, SplitName | None]] = [(source.split, None if validation is None else "train")]
+    if validation is not None:
+        chosen.append((validation, "validation"))
+    if source.test_split is not None:
+        chosen.append((source.test_split, "test"))
+    names = [name for name, _ in chosen]
+    if len(set(names)) < len(names):
+        raise SourceError(
+            f"{source.id}: split, validation_split and test_split are {', '.join(names)}; each must be another, since "
+            "a row of two splits would train and be held out; correct one of them"
+        )
+    return chosen
 
 
 def _encode_dataset_rows(source: HuggingFaceSource, dataset: Any, keeps_non_finite: bool) -> Iterator[bytes]:

@@ -118,7 +118,10 @@ SMALLEST_PART_BYTES = 512 << 10
 _BLOCK_BYTES = 1 << 20
 _CONTENT_LIMIT_BYTES = 16 << 20
 
-SplitHint = Literal["train", "validation"]
+SplitName = Literal["train", "validation", "test"]
+
+HELD_OUT: tuple[SplitName, ...] = ("validation", "test")
+"""The splits whose rows never train."""
 SampleBy = Literal["line", "paragraph", "document"]
 
 
@@ -151,7 +154,7 @@ class SourcePart:
     """
 
     url: str
-    split_hint: SplitHint | None
+    split_hint: SplitName | None
     index: int
     offset: int
     length: int
@@ -186,7 +189,7 @@ class FileScan:
     """
 
     url: str
-    split_hint: SplitHint | None
+    split_hint: SplitName | None
     reader: str
     stamp: str
     records: int
@@ -348,7 +351,7 @@ def _make_part_content(rows: list[bytes], offset: int) -> PartContent:
     return PartContent(offset, len(rows), offset + 1, offset + 1, len(rows), content)
 
 
-def assign_split_hint(scan: FileScan, hint: SplitHint | None) -> FileScan:
+def assign_split_hint(scan: FileScan, hint: SplitName | None) -> FileScan:
     """Return a scan, and its parts, with the split that the recipe gives the file now."""
     parts = tuple(replace(part, split_hint=hint) for part in scan.parts)
     return replace(scan, split_hint=hint, parts=parts)
@@ -382,7 +385,7 @@ class SourceFile:
     """
 
     url: str
-    split_hint: SplitHint | None
+    split_hint: SplitName | None
     source: "Files"
     format: "FileFormat"
     suffix: str

@@ -25,9 +25,10 @@ from pydantic import AfterValidator, Field, model_validator
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError
 from rowmill.schema.rows import Rejected
+from rowmill.sources.parts import HELD_OUT, SplitName
 
-Split = Literal["train", "validation", "test"]
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+Split = SplitName
+SPLITS: tuple[Split, ...] = ("train", *HELD_OUT)
 Timestamp = int | float | str
 
 _DEFAULT_VALIDATION, _DEFAULT_TEST = 0.01, 0
@@ -108,7 +109,8 @@ class Splits(Config):
     its own rows for validation, those are the validation split, and no others are."""
 
     test: Share = _DEFAULT_TEST
-    """Share of rows in test (of groups with `group_key`, of the latest rows with `time_key`)."""
+    """Share of rows in test (of groups with `group_key`, of the latest rows with `time_key`). If the source has its own
+    rows for test, those are the test split, and no others are."""
 
     group_key: str | Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = None
     """Field, or fields, whose equal values keep rows in one split; null: rows with equal content stay together."""
@@ -263,13 +265,11 @@ class Splitter:
         # The constant part of the key's labels is encoded once.
         return int.from_bytes(blake2b(self._labels + key_json + b"]", digest_size=8).digest(), "little")
 
-    def assign_by_contents(
-        self, content_hashes: Sequence[bytes], *, source: Literal["train", "validation"] | None
-    ) -> NDArray[np.int8]:
+    def assign_by_contents(self, content_hashes: Sequence[bytes], *, source: Split | None) -> NDArray[np.int8]:
         """Decide for many rows that go by their content, as `assign_split` does; return for each which of `SPLITS`."""
         start, digest_of = self._labels + b'"', blake2b
-        if source == "validation":
-            return np.full(len(content_hashes), SPLITS.index("validation"), np.int8)
+        if source is not None and source != "train":
+            return np.full(len(content_hashes), SPLITS.index(source), np.int8)
         if self._is_all_train:
             return np.zeros(len(content_hashes), np.int8)
         digests = [digest_of(start + one.hex().encode() + b'"]', digest_size=8).digest() for one in content_hashes]
@@ -284,18 +284,18 @@ class Splitter:
 def assign_split(
     splitter: Splitter,
     *,
-    source: Literal["train", "validation"] | None,
+    source: Split | None,
     group_key: str | None,
     order_key: str | None,
     content_hash: bytes,
 ) -> Split | Rejected:
     """Return the split of a row of any kind, or the reject if it has none.
 
-    `source` is the split hint of the row's file, if the dataset has separate validation files: their rows are
-    validation, and no other rows are.
+    `source` is the split hint of the row's file, if the dataset has separate files for validation or test: their rows
+    are that split, and no other rows are validation.
     """
-    if source == "validation":
-        return "validation"
+    if source is not None and source != "train":
+        return source
     split = splitter(group_key, order_key, content_hash)
     return "train" if source == "train" and split == "validation" else split
 

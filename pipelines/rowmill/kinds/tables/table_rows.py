@@ -39,7 +39,7 @@ from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.joint_rows import KindContext
 from rowmill.kinds.shared import splits
 from rowmill.kinds.shared.filters import REMOVAL_FILTERS
-from rowmill.kinds.shared.splits import Splitter
+from rowmill.kinds.shared.splits import SPLITS, Splitter
 from rowmill.kinds.tables import part_rows
 from rowmill.kinds.tables.inference import (
     EVIDENCE,
@@ -81,6 +81,7 @@ from rowmill.parts.functions import MappedParts
 from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Part
 from rowmill.schema.rows import parse_row_id
+from rowmill.sources.parts import HELD_OUT
 from rowmill.sources.reading import load_scans, load_source_parts
 
 MAX_SHOWN_COLUMNS = 30
@@ -224,7 +225,7 @@ def merge_part_evidence(context: KindContext, seen: Sequence[Part]) -> TableEvid
 def _decide_table(context: KindContext, seen: Sequence[Part]) -> ObservedTable:
     form, where = require_records(context.dataset), f"datasets.{context.dataset_name}.format"
     scans = load_scans(context.input(RAW_DATASET))
-    files = [scan.url for scan in scans if scan.records and scan.split_hint != "validation"]
+    files = [scan.url for scan in scans if scan.records and scan.split_hint not in HELD_OUT]
     is_lone = form.mode == "sequential" and not form.is_grouped and form.data.group_training_examples_by is None
     if is_lone and len(files) > 1:
         shown = ", ".join(files[:3]) + (" …" if len(files) > 3 else "")
@@ -311,8 +312,8 @@ def apply_exact_splits(context: KindContext, parts: list[Part], observed: Observ
 
 
 def _find_hinted_rows(context: KindContext, index: RowIndex) -> NDArray[np.bool_]:
-    """Return which rows come from a validation source and stay in validation: bool[N]."""
-    hints = np.array([part.split_hint == "validation" for part in load_source_parts(context.input(RAW_DATASET))], bool)
+    """Return which rows come from a held-out source and stay in its split: bool[N]."""
+    hints = np.array([part.split_hint in HELD_OUT for part in load_source_parts(context.input(RAW_DATASET))], bool)
     return np.repeat(hints, np.diff(index.first_rows))
 
 
@@ -321,7 +322,7 @@ def _decide_exact_splits(context: KindContext, parts: Sequence[Part], index: Row
     options = context.dataset.splits
     splitter = Splitter(options)
     hinted = _find_hinted_rows(context, index)
-    if hinted.any():
+    if (index.splits[hinted] == SPLITS.index("validation")).any():
         options = options.model_copy(update={"validation": 0})
     if index.groups is not None:
         units, names = index.groups, [key.encode() for key in index.keys]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rowmill import sources
 from rowmill.core.arrays import find_distinct, format_count
-from rowmill.core.errors import ConfigError
+from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
@@ -37,6 +37,7 @@ from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, NO_RECORD_REASONS, REJECTED, count_unaccounted, sum_counts
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Part
 from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, MESSAGE_KINDS, NORMALIZATION_COLUMNS, Rejected, make_row_schema
+from rowmill.sources.parts import HELD_OUT
 from rowmill.sources.reading import TakenGroup, load_part_groups
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.canonical_rows import contaminated_rows, duplicate_rows, near_duplicate_rows, text_rows
@@ -159,10 +160,11 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
     """Make the rows of all parts, and drop duplicates and what other filters remove."""
     part_groups = load_part_groups(context.input(RAW_DATASET))
     scanned = [part for group in part_groups for part in group]
-    if context.dataset.splits.time_key is not None and any(part.split_hint == "validation" for part in scanned):
+    if context.dataset.splits.time_key is not None and any(part.split_hint in HELD_OUT for part in scanned):
+        held = join_choices(split for split in HELD_OUT if any(part.split_hint == split for part in scanned))
         raise ConfigError(
-            f"datasets.{context.dataset_name}.splits.time_key: the source has rows for validation of its own; one of "
-            "the two may say what is held out; delete time_key, or name a source without validation"
+            f"datasets.{context.dataset_name}.splits.time_key: the source has rows for {held} of its own; one of "
+            f"the two may say what is held out; delete time_key, or name a source without {held}"
         )
     # Everything that decides the rows of a part, except the part itself.
     name = context.dataset_name or ""

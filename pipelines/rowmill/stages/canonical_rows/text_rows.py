@@ -53,7 +53,7 @@ from rowmill.schema.rows import (
     make_plain_report,
     make_row_schema,
 )
-from rowmill.sources.parts import SplitHint
+from rowmill.sources.parts import SplitName
 from rowmill.sources.reading import TakenGroup, count_group_records, read_taken_records
 from rowmill.stages.base import StageContext
 
@@ -165,7 +165,7 @@ class RowColumns:
         self.dataset = dataset
         self.schema = schema
         self.by_prefix = by_prefix
-        self.hint: SplitHint | None = part.split_hint
+        self.hint: SplitName | None = part.split_hint
         self.splitter = splitter
         self.ids: list[str] = []
         self.rows: list[Row] = []

@@ -134,12 +134,14 @@ def find_leaks(context: StageContext, packed: Mapping[str, Manifest]) -> LeakRep
     for name, dataset in context.recipe.datasets.items():
         own = {str(split): int(n) for ds, split, n in counts.iter_rows() if ds == name}
         has_source = read_facts(CanonicalRowsFacts, sources[name].canonical.facts).validation_source
-        # Rows of a validation source do not count toward configured shares.
-        total = sum(count for split, count in own.items() if not (has_source and split == "validation"))
+        of_source = {*(["validation"] if has_source else []), *(["test"] if dataset.source.has_test_rows else [])}
+        # Rows of held-out sources do not count toward configured shares.
+        total = sum(count for split, count in own.items() if split not in of_source)
         if not total or dataset.splits.time_key is not None:
             continue
-        by_share = not sources[name].moved and not has_source
-        for split in ("validation", "test") if by_share else ("test",):
+        for split in ("validation", "test"):
+            if split in of_source or (split == "validation" and sources[name].moved):
+                continue
             worst = max(worst, abs(own.get(split, 0) - float(dataset.splits.wanted_rows(split, total))) / total)
     leaks.facts["split_share"] = round(worst, 9)
     return leaks

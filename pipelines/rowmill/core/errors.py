@@ -5,6 +5,7 @@ outside world (files, disks) and for our own bugs.
 
     PipelineError
       + ConfigError       (ValueError)    the recipe is wrong; raised before any data is read
+        + NewerStoreError                 the storage root belongs to a newer rowmill
         + ContextOverflowError            too long under `overlong: raise` or `error`; also a GenerationError
       + SourceError       (OSError)       a source is missing, truncated or unreadable
         + UnreachableError                its disk or storage fails, refuses or does not answer
@@ -91,6 +92,10 @@ class GenerationError(PipelineError, RuntimeError):
 
 class ContextOverflowError(ConfigError, GenerationError):
     """An example is longer than the context, and the recipe makes that an error."""
+
+
+class NewerStoreError(ConfigError):
+    """A file of a store was written by a newer rowmill; this one leaves the store alone."""
 
 
 class MissingPackageError(PipelineError, ImportError):

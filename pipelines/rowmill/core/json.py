@@ -1,8 +1,9 @@
 """JSON: values, and objects that carry a digest of themselves, their seal, by which a change is detected.
 
-    for people    {"version": "…", …, "seal": "…"}            indented
-    compressed    zstd of {"parts":{…},…,"seal":"…"}          lists of parts from 1 MiB on
+    for people    {"version": "…", …, "store_format": 1, "seal": "…"}     indented
+    compressed    zstd of {"parts":{…},…,"store_format":1,"seal":"…"}     lists of parts from 1 MiB on
 
+Whatever is read of a store is found through such an object, so its format's number is that of the files that it names.
 The seal of an indented object is that of its values, however they are laid out; the seal of a compressed one is that of
 the text before it, so that a list of 100,000 parts need not be encoded again to be read. Rejected: such lists as
 Parquet (decision 36).
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 import pyarrow as pa
+
+from rowmill.core.errors import NewerStoreError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -152,6 +155,12 @@ def canonical_json(value: Json) -> bytes:
 # ── JSON objects with a digest of themselves, their seal, by which a change is detected ──
 
 
+STORE_FORMAT = 1
+"""Number of the format of a store's files. Raise it when rowmill can no longer read what an earlier release wrote."""
+
+FORMAT_KEY = "store_format"
+"""The key of the number of the format that a sealed object was written in; without it, it is older than all numbers."""
+
 SEAL_KEY = "seal"
 """The key of a sealed object's digest of all its other keys."""
 
@@ -170,14 +179,28 @@ def seal_object(value: "Mapping[str, Any] | DataclassInstance", *, compresses: b
     """
     content = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
     if compresses and len(content) >= COMPRESSED_FROM_BYTES:
-        whole = b"".join((content[:-1], _SEAL_BEGIN, _compute_seal(content).encode(), _SEAL_END))
+        text = content[:-1] + f',"{FORMAT_KEY}":{STORE_FORMAT}'.encode()
+        whole = b"".join((text, _SEAL_BEGIN, _compute_seal(text, b"}").encode(), _SEAL_END))
         return pa.Codec("zstd", 1).compress(whole, asbytes=True)
-    plain = orjson.loads(content)
+    plain = orjson.loads(content) | {FORMAT_KEY: STORE_FORMAT}
     return orjson.dumps({**plain, SEAL_KEY: _compute_seal(orjson.dumps(plain))}, option=orjson.OPT_INDENT_2)
 
 
 def parse_sealed(content: bytes) -> dict[str, Any] | None:
-    """Return the JSON object that `seal_object` wrote as these bytes; None if they are cut, empty or changed."""
+    """Return the JSON object that `seal_object` wrote as these bytes; None if they are cut, empty or changed.
+
+    Raises NewerStoreError if a newer rowmill wrote them.
+    """
+    found = _unseal(content)
+    if found is not None and (written := found.pop(FORMAT_KEY, 0)) > STORE_FORMAT:
+        raise NewerStoreError(
+            f"written by a newer rowmill, in format {written} of a store; this rowmill reads up to format "
+            f"{STORE_FORMAT}; install the newer one, or name another storage root"
+        )
+    return found
+
+
+def _unseal(content: bytes) -> dict[str, Any] | None:
     if not content.startswith(_ZSTD_MAGIC):
         found = _parse_object(content)
         seal = None if found is None else found.pop(SEAL_KEY, None)

@@ -39,6 +39,7 @@ from rowmill.core.errors import (
     ConfigError,
     DamagedFileError,
     GateError,
+    NewerStoreError,
     PipelineError,
     SourceError,
 )
@@ -73,7 +74,7 @@ RESERVED_NAMES = frozenset({TRAINING_SPLITS, GPU_PARTITIONS, EXPORTS, "stats", "
 
 def check_name(name: str, where: str) -> str:
     """Return `name` if it can be a folder, an asset key and a SQL value; else raise ConfigError."""
-    if not NAME_PATTERN.fullmatch(name) or name in RESERVED_NAMES:
+    if not NAME_PATTERN.fullmatch(name) or name.lower() in RESERVED_NAMES:
         raise ConfigError(
             f"{where}: {name!r} cannot be a name; allowed are a letter followed by up to 63 letters, digits, '_' and "
             f"'-', and not {', '.join(sorted(RESERVED_NAMES))}; rename it"
@@ -306,11 +307,16 @@ class Store:
         return None if put.other is None else parse_sealed(put.other) or {}
 
     def read_sealed(self, relative: str) -> dict[str, Any] | None:
-        """Return a JSON object as it was written; None if it is absent, truncated, empty or changed since."""
+        """Return a JSON object as it was written; None if it is absent, truncated, empty or changed since.
+
+        Raises NewerStoreError if a newer rowmill wrote it.
+        """
         try:
             return parse_sealed(self.read(relative))
         except FileNotFoundError:
             return None
+        except NewerStoreError as error:
+            raise NewerStoreError(f"{self.address(relative)}: {error}") from None
 
     def sync(self, paths: Iterable[str]) -> None:
         """Wait until files, and the folders that hold them, are on the disk, so that a power cut keeps them.

@@ -563,6 +563,15 @@ class Recipe(Config):
         return self
 
     @model_validator(mode="after")
+    def _names_differ_in_more_than_capitals(self) -> "Recipe":
+        """Refuse names that are one folder on macOS, such as `Chats` and `chats`."""
+        seen: dict[str, str] = {}
+        for name in (*self.datasets, *(export.name for export in self.exports)):
+            if (other := seen.setdefault(name.lower(), name)) != name:
+                raise ValueError(f"{name} and {other}: names must differ in more than capitals; rename one of them")
+        return self
+
+    @model_validator(mode="after")
     def _weights_name_datasets(self) -> "Recipe":
         for field in ("train_weights", "max_train_batches", "num_validation_sequences"):
             value = getattr(self.mixture, field)
@@ -715,7 +724,9 @@ class Recipe(Config):
     @property
     def total_workers(self) -> int:
         """The number of worker processes to use on this machine."""
-        return self.execution.workers or len(os.sched_getaffinity(0))
+        # Only Linux says which cores this process may use.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.execution.workers or cores
 
     @property
     def tokenizer_choice(self) -> TokenizerChoice:
@@ -751,12 +762,12 @@ def load_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recip
     alike = [
         other
         for other in find_recipes(configs)
-        if other.resolve() != path and other.stem.replace("-", "_") == path.stem.replace("-", "_")
+        if other.resolve() != path and other.stem.replace("-", "_").lower() == path.stem.replace("-", "_").lower()
     ]
     if alike:
         raise ConfigError(
-            f"{path}: recipe {path.stem!r} is named like {alike[0]}; recipes must differ in more than '-' and '_'; "
-            "rename one of them"
+            f"{path}: recipe {path.stem!r} is named like {alike[0]}; recipes must differ in more than '-', '_' and "
+            "capitals; rename one of them"
         )
     values = _insert_table_contracts(config.read_yaml(path), path)
     overridden = apply_overrides(values, overrides) if overrides else values

@@ -16,6 +16,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib import metadata
@@ -305,9 +306,8 @@ def is_engine_failure(error: BaseException) -> bool:
 
 def _read_resident_bytes() -> int:
     """Return the memory of this process: what it holds now, or, where no system says that, the most it held."""
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        return int(statm.read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
+    with suppress(OSError):
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
 

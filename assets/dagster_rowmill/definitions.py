@@ -32,6 +32,7 @@ from dagster_rowmill.resources import GATES_RESOURCE, NO_RUN_WAIVERS, StorageRes
 from rowmill.build.steps import Project, open_project, plan_steps
 from rowmill.core.errors import ConfigError, PipelineError
 from rowmill.core.installation import explain_old_package
+from rowmill.core.telemetry import silence_libraries
 from rowmill.recipe import recipe
 
 _LOG = logging.getLogger("dagster_rowmill")
@@ -110,6 +111,7 @@ def build_definitions(
     A recipe that cannot be loaded becomes one asset that shows its error, beside all other recipes. Raises ConfigError
     if `strict`: with the problems of every invalid recipe.
     """
+    silence_libraries()
     projects, broken = try_open_projects(recipes, store)
     shared = {"storage": StorageResource(root=store), GATES_RESOURCE: NO_RUN_WAIVERS, **(resources or {})}
     defined: list[dg.Definitions] = []

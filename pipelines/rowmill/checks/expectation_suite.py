@@ -17,6 +17,7 @@ from rowmill.checks.judge import CheckResult
 from rowmill.core import arrays, html
 from rowmill.core.html import escape_text
 from rowmill.core.storage import Store
+from rowmill.core.telemetry import silence_libraries
 from rowmill.schema.manifest import Manifest, StageKey
 
 _GX_SEVERITIES: Mapping[Severity, str] = {"error": "critical", "warn": "warning"}
@@ -49,6 +50,7 @@ def find_disagreements(results: Sequence[CheckResult], thresholds: Sequence[Thre
 
 def run_expectation_suite(measured: Sequence[tuple[Threshold, float]]) -> dict[str, bool]:
     """Return which checks pass for their values, by one suite over a one-row frame; checks that raised are omitted."""
+    silence_libraries()
     import great_expectations as gx
     import great_expectations.expectations as gxe
     import pandas as pd

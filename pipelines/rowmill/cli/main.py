@@ -17,20 +17,12 @@ from rowmill.cli.inspection_commands import add_inspection_commands
 from rowmill.cli.projects import add_init_command, add_ui_command, add_view_command
 from rowmill.cli.version_commands import add_version_commands, add_work_command
 from rowmill.core import errors, installation
+from rowmill.core.telemetry import silence_libraries
 
 if TYPE_CHECKING:
     from rowmill.cli.projects import Command
 
 __all__ = ["ExitStatus", "main", "run"]
-
-QUIET_LIBRARIES = {
-    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "GX_ANALYTICS_ENABLED": "false",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
-"""No library sends telemetry, and none prints into our output."""
 
 
 def run() -> NoReturn:
@@ -54,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command is None:
         _make_parser().print_help()
         return ExitStatus.INVALID
-    os.environ.update({name: value for name, value in QUIET_LIBRARIES.items() if name not in os.environ})
+    silence_libraries()
     if getattr(args, "no_code", False):
         os.environ[errors.NO_CODE_VARIABLE] = "1"
     try:

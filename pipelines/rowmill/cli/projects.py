@@ -138,7 +138,6 @@ def report_to_dagster(project: "Project", finished: Sequence[Any]) -> str | None
     home = find_dagster_home(project)
     if home is None or not finished:
         return None
-    os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "1")
     try:
         importlib.import_module("dagster_rowmill.outside_builds").report_steps(home, project, finished)
     # Dagster's storage can fail in any way; the build is complete, and the next one reports what is missing.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rowmill.core.errors import ConfigError, MissingPackageError
 from rowmill.core.installation import format_install_command
+from rowmill.core.telemetry import NO_TELEMETRY
 
 
 def default_settings() -> Path:
@@ -24,18 +25,11 @@ def default_settings() -> Path:
     return Path(spec.origin).parent / "dagster.yaml"
 
 
-SERVER_ENVIRONMENT = {
-    "DAGSTER_DISABLE_TELEMETRY": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "GX_ANALYTICS_ENABLED": "false",
-    # rowmill does not use PyTorch, so a warning that it is missing would mislead.
-    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+SERVER_ENVIRONMENT = NO_TELEMETRY | {
     # `python -m` would put the project's folder before all libraries, where a file named `click` hides one.
     "PYTHONSAFEPATH": "1",
 }
-"""Turns telemetry off, of which the setting in `dagster.yaml` stops only half, and keeps the project's files from being
-imported as libraries."""
+"""Turns telemetry off, and keeps the project's files from being imported as libraries."""
 
 
 def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from rowmill.core.errors import ConfigError, PipelineError
 from rowmill.core.remote import public_text
 from rowmill.core.stage_names import RAW_DATASET
+from rowmill.core.telemetry import silence_libraries
 from rowmill.tracking import AnyTracker, MlflowTracker, OpenLineageTracker, WandbTracker
 
 REQUEST_TIMEOUT_S = 10
@@ -103,7 +104,7 @@ def log_to_mlflow(tracker: MlflowTracker, record: BuildRecord, folder: Path) -> 
     variables = {"TOKEN": tracker.token_env, "USERNAME": tracker.user_env, "PASSWORD": tracker.password_env}
     os.environ |= {f"MLFLOW_TRACKING_{name}": os.environ[env] for name, env in variables.items() if env is not None}
     os.environ |= {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(REQUEST_TIMEOUT_S)}
-    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    silence_libraries()
     _require_mlflow_server(tracker.tracking_uri)
     from mlflow.entities import Dataset, DatasetInput, InputTag
     from mlflow.tracking import MlflowClient

@@ -38,7 +38,7 @@ export NO_MKDOCS_2_WARNING = 1
 demo test check campaign bench docs screenshots: export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ui check fix campaign lowest newest bench docs site lock clean screenshots
+.PHONY: help demo test ui check fix campaign lowest newest release dist wheel bench docs site lock clean screenshots
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -85,6 +85,19 @@ newest:  ## run the tests with the newest versions there are, whatever constrain
 	@mkdir -p build
 	@: > build/newest.txt
 	@$(MAKE) test VENV=.venv-newest CONSTRAINTS=build/newest.txt
+
+release: check  ## test, build twice, check and tag a release: make release VERSION=0.1.0
+	@$(MAKE) test CI=1
+	@$(MAKE) dist VERSION="$(VERSION)"
+	@git tag --annotate "v$(VERSION)" --message "rowmill $(VERSION)"
+	@echo "tagged v$(VERSION); to publish: git push origin v$(VERSION)"
+
+dist: $(TESTS)  ## build the files of a release twice, and check them: make dist VERSION=0.1.0
+	@$(BIN)/python -m pip install -qq 'twine>=6'
+	@$(BIN)/python -m release.make_release "$(VERSION)"
+
+wheel: $(TESTS)  ## build a wheel, dist/rowmill-VERSION-py3-none-any.whl, to install elsewhere
+	@$(BIN)/python -m pip wheel -qq --no-deps --no-build-isolation --wheel-dir dist .
 
 bench: $(TESTS)  ## run the benchmarks; one JSON line each
 	@$(BIN)/python -m benchmarks

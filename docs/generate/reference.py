@@ -2,7 +2,7 @@
 
     python -m docs.generate.reference    docs/reference.md  docs/reference/  docs/walk.md  configs/schema/recipe.json
                                          README.md's table, docs/README.md's list of pages, answers in
-                                         docs/reference/queries.md
+                                         docs/reference/queries.md, install lines wherever they are
 
 Pages are functions of the code alone (no times, no paths, no terminal width), so a test can compare what is
 committed with what would be written.
@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from docs.generate import site, walkthrough
+from docs.generate.install_lines import render_pages_with_install_lines
 from docs.generate.reference_pages import divide_reference, make_anchor
 from rowmill import exports, sources
 from rowmill.alerts import CommandAlert, EmailAlert, WebhookAlert
@@ -583,13 +584,14 @@ def replace_readme_table(readme: str) -> str:
 
 def render_code_pages(root: Path) -> dict[str, str]:
     """Return every file that is written from the code alone, by its path in the project."""
-    return {
+    written = {
         **divide_reference(render_reference(), GENERATED_NOTICE),
         "docs/reasons.md": render_reasons_page(),
         "configs/schema/recipe.json": render_schema(),
         "README.md": replace_readme_table((root / "README.md").read_text(encoding="utf-8")),
         site.INDEX: site.replace_page_list((root / site.INDEX).read_text(encoding="utf-8")),
     }
+    return written | render_pages_with_install_lines(root, written)
 
 
 def render_demo_pages(root: Path) -> dict[str, str]:

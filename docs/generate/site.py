@@ -16,12 +16,20 @@ INDEX = "docs/README.md"
 LIST_BEGIN, LIST_END = "<!-- pages: written by `make docs` -->", "<!-- end of pages -->"
 KINDS = {
     "Tutorial": ("tutorial.md",),
-    "How-to": ("how-to/*.md", "troubleshooting.md", "your-own-format.md", "extend-the-engine.md"),
+    "How-to": (
+        "install.md",
+        "how-to/*.md",
+        "troubleshooting.md",
+        "your-own-format.md",
+        "extend-the-engine.md",
+        "releasing.md",
+    ),
     "Coming from": ("coming-from/*.md",),
     "Reference": (
         "reference.md",
         "formats.md",
         "api.md",
+        "stability.md",
         "glossary.md",
         "reasons.md",
         "templates.md",

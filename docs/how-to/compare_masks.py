@@ -1,6 +1,6 @@
 """Print which tokens of two conversations TRL trains, and which tokens rowmill trains.
 
-pip install 'rowmill[train]'
+pip install '.[train]'
 python docs/how-to/compare_masks.py Qwen/Qwen3-0.6B
 """
 

@@ -15,6 +15,7 @@ import yaml
 
 import dagster_rowmill
 import rowmill
+from rowmill.cli.error_boundary import ExitStatus
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/api.md"
@@ -51,6 +52,19 @@ def run_python(code: str, *arguments: str) -> str:
 def test_public_names_are_these() -> None:
     assert sorted(rowmill.__all__) == sorted(PUBLIC)
     assert set(rowmill.__all__) <= set(dir(rowmill))
+
+
+def test_page_on_stability_lists_the_public_names_and_exit_statuses() -> None:
+    page = (ROOT / "docs/stability.md").read_text(encoding="utf-8")
+    listed = {
+        package: re.findall(r"`(\w+)`", re.findall(rf"^From `{package}`:(.*?)$", page, re.MULTILINE | re.DOTALL)[0])
+        for package in ("rowmill", "dagster_rowmill")
+    }
+    statuses = page.split("### Exit statuses")[1].split("##")[0]
+
+    assert listed == {"rowmill": sorted(rowmill.__all__), "dagster_rowmill": sorted(dagster_rowmill.__all__)}
+    assert [int(status) for status in re.findall(r"\d+", statuses)] == list(ExitStatus)
+    assert len(page.split()) <= 300
 
 
 @pytest.mark.parametrize("name", PUBLIC)

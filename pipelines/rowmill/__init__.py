@@ -28,8 +28,12 @@ Layers, each importing only those below it (held by the contract in `pyproject.t
 Each public name with an example: `docs/api.md`. One real row on its way, with its bytes: `docs/walk.md`.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+if os.name == "nt":
+    raise ImportError("rowmill: Windows has none of its file locks; Linux and macOS have; run it in WSL 2")
 
 if TYPE_CHECKING:
     from rowmill.build.in_memory import Datum, canonicalize_rows, make_datum, make_datums, row_to_datum, sft_tokenize

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rowmill.core.errors import ConfigError
+from tests.repository.test_public_api import run_python
 from tests.support.recipes import LENIENT, PAIR, Workspace, chat, pair
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +77,12 @@ def test_build_with_spawned_workers_and_without_linux_writes_the_same_bytes(tmp_
     made = json.loads(done.stdout.splitlines()[-1])
     assert made["pools"] > 0
     assert {key.partition("/")[2]: version for key, version in made["versions"].items()} == expected
+
+
+def test_windows_is_refused_at_import_in_one_sentence() -> None:
+    code = "import os; os.name = 'nt'\ntry:\n    import rowmill\nexcept ImportError as error:\n    print(error)"
+
+    assert run_python(code) == "rowmill: Windows has none of its file locks; Linux and macOS have; run it in WSL 2"
 
 
 @pytest.mark.parametrize("names", [("chats", "Chats"), ("a-B", "a-b")])

@@ -169,7 +169,9 @@ class Masker:
             return region
         trained, untrained, excluded = region
         blocks: dict[int, frozenset[str]] = {}
+        has_parts = False
         for index in supervised:
+            has_parts = has_parts or "part_weights" in conversation.messages[index]
             if self._by_blocks and conversation.messages[index]["role"] in self._roles:
                 blocks[index] = self._constants
         problem = verify_mask(cut.text, trained, supervised, located, excluded, blocks)
@@ -177,7 +179,7 @@ class Masker:
             return problem
         own = tuple(pieces)
         parts: tuple[tuple[int, int, float], ...] = ()
-        if any("part_weights" in conversation.messages[index] for index in supervised):
+        if has_parts:
             located_parts = locate_parts(rendered, conversation.messages, supervised, located)
             if isinstance(located_parts, Rejected):
                 return located_parts

@@ -96,13 +96,18 @@ class TurnCutter:
                 trained.append(span)
                 message_ends.append(self._skip_space(end, group))
                 continue
-            turn = self._find_turn_bounds(group)
             if self.by_blocks and not overrides_blocks:
                 # The blocks alone decide what trains: text that nothing else explains may be in one.
-                known = group.pieces[-1].end if isinstance(turn, Rejected) else turn.end
-                blocks = [span.end for span in trained if span.message == group.message and span.end <= group.after]
-                message_ends.append(self._skip_space(max([known, *blocks]), group))
+                own_end = message_end = group.pieces[-1].end
+                for span in trained:
+                    if span.message == group.message and message_end < span.end <= group.after:
+                        message_end = span.end
+                # A block that goes on after the own text has the end of the turn in it.
+                bounds = self._find_turn_bounds(group) if message_end == own_end else None
+                message_end = bounds.end if isinstance(bounds, TurnBounds) else message_end
+                message_ends.append(self._skip_space(message_end, group))
                 continue
+            turn = self._find_turn_bounds(group)
             if isinstance(turn, Rejected):
                 return turn
             message_ends.append(self._skip_space(turn.end, group))

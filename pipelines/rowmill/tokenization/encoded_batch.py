@@ -193,8 +193,10 @@ def flatten_masks(masked: Sequence[MaskedConversation]) -> tuple[FlatContentSpan
                 begin, stop, before = int(at[begin]), int(at[stop]), int(at[before])
                 behind = int(at[behind]) if behind < NO_TEXT_BEHIND else behind
             spans.append((i, begin, stop, before, behind))
-            of_part = (weight for start, end, weight in one.part_weights if start <= span.start < end)
-            weights.append(next(of_part, one.weights.get(span.message, 1.0)))
+            weight = one.weights.get(span.message, 1.0)
+            for start, end, of_part in one.part_weights:
+                weight = of_part if start <= span.start < end else weight
+            weights.append(weight)
     own = np.array(pieces, np.int64).reshape(-1, 4)
     flat = np.ascontiguousarray(np.array(spans, np.int64).reshape(-1, 5).T)
     content = FlatContentSpans(np.array(counts, np.int64), own[:, 0], own[:, 1], own[:, 2], own[:, 3])
@@ -485,16 +487,16 @@ def list_cuts(masked: Sequence[MaskedConversation], *, split: bool) -> list[list
     They are where the weight changes between parts of a message, and with `split` where training begins after untrained
     text.
     """
-    if not split and not any(one.part_weights for one in masked):
-        return None
     cuts: list[list[int]] = []
     for one in masked:
-        pairs = pairwise(one.part_weights)
-        found = {after[0] for before, after in pairs if before[1] == after[0] and before[2] != after[2]}
+        found = set[int]()
+        for before, after in pairwise(one.part_weights):
+            if before[1] == after[0] and before[2] != after[2]:
+                found.add(after[0])
         if split:
             found |= {span.start for span in one.trained} - {span.end for span in one.trained}
         cuts.append(sorted(found - {0}))
-    return cuts
+    return cuts if any(cuts) else None
 
 
 def make_examples(

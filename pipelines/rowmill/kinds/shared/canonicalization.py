@@ -200,7 +200,7 @@ class Canonicalizer:
         for name, value in record.items():
             if name in self._no_flags or name in row.read_columns:
                 continue
-            is_flag = looks_like_flag(name, value)
+            is_flag = may_be_flag(name) and looks_like_flag(name, value)
             if not is_flag and has_scalars(value) and name not in NO_FLAGS:
                 is_flag = is_binary_list(value, _list_sizes(row))
             # A weight of 1 says nothing.

@@ -94,6 +94,7 @@ from rowmill.kinds.shared.training_flags import (
     is_flag_list,
     is_weight_name,
     looks_like_flag,
+    may_be_flag,
     name_flags,
     note_unread_flag,
 )
@@ -690,7 +691,9 @@ class ConversationReader:
         if is_call:
             role, value, given = "assistant", "", [value, *given]
         speaks = role in self._speakers
-        for text in [call for call in given if type(call) is str]:
+        for text in given:
+            if type(text) is not str:
+                continue
             before, calls_alone = part_from_calls(text)
             given = [one for call in given for one in (calls_alone if call is text else [call])]
             if before and (value is None or type(value) is str):
@@ -718,8 +721,11 @@ class ConversationReader:
             content = content if has_types else to_json(content)
         parts: list[Json] = content if is_list(content) else []
         thoughts: list[Json] = []
-        if speaks and extras:
-            thoughts = [part for key in self._reasoning_keys if is_list(extras.get(key)) for part in extras[key]]
+        has_parts = False
+        for key in self._reasoning_keys if speaks and not self._reasoning_names.isdisjoint(extras) else ():
+            thought = extras.get(key, "")
+            has_parts = has_parts or type(thought) is not str
+            thoughts += thought if is_list(thought) else []
         if type(content) is not str:
             content, reasoning, in_parts = read_parts(content, speaks=speaks)
             tally.note("redacted_reasoning", sum(not thought for thought in reasoning))
@@ -734,10 +740,11 @@ class ConversationReader:
         calls = read_calls(given, self._tools.arguments) if given else NO_CALLS
         if is_call and content and not calls.calls:
             raise RejectError("bad_tool_call", "a turn of calls with text, and without a call")
-        if speaks and not self._reasoning_names.isdisjoint(extras):
+        if has_parts:
             extras = join_reasoning_parts(extras, self._reasoning_keys)
         if extras:
-            extras = self._read_message_flags(role, extras)
+            flags = self._read_flags("message", extras, speaks=speaks)
+            extras = extras if self._not_kept.isdisjoint(extras) else {**remove_keys(extras, self._not_kept), **flags}
         if type(extras.get(REASONING_KEY, "")) is not str:
             raise RejectError("content_not_text", f"{REASONING_KEY} is {describe_type(extras[REASONING_KEY])}")
         if not speaks:
@@ -757,7 +764,8 @@ class ConversationReader:
     ) -> dict[str, Json]:
         """Read the flags of a message, a part or a row, and note those of its keys that nothing reads."""
         for name, value in holder.items():
-            if name not in self._flags and looks_like_flag(name, value):
+            # By the name first, which is cached: nearly all keys end there.
+            if name not in self._flags and may_be_flag(name) and looks_like_flag(name, value):
                 self._note_unread_flag(place, name)
         if self._flag_names.isdisjoint(holder):
             return {}
@@ -766,13 +774,6 @@ class ConversationReader:
             named = [name for name in self._flags if holder.get(name) is not None]
             self._note_unread_flag(place, named[0])
         return flags
-
-    def _read_message_flags(self, role: str, extras: Message) -> Message:
-        """Return the other keys of a message with `train` and `weight` in the place of its flags."""
-        flags = self._read_flags("message", extras, speaks=role in self._speakers)
-        if self._not_kept.isdisjoint(extras):
-            return extras
-        return {**remove_keys(extras, self._not_kept), **flags}
 
     def _read_flag_columns(
         self, record: Mapping[str, Json], found: DetectedMessages

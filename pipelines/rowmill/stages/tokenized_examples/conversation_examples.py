@@ -438,12 +438,15 @@ class ConversationExampleBuilder:
             rendered.append(candidates)
         masked = [(one.masked, one.ordinary) for row in rendered if not isinstance(row, Rejected) for one in row]
         encoded = iter(self._steps.encode_masked(masked, counts))
-        outcomes = [
-            row if isinstance(row, Rejected) else self._finish_row(row, list(islice(encoded, len(row))), counts)
-            for row in rendered
-        ]
-        for outcome in outcomes:
-            counts.untrained_boundary_tokens += 0 if isinstance(outcome, Rejected) else sum(e.withheld for e in outcome)
+        outcomes: list[RowOutcome] = []
+        for row in rendered:
+            if isinstance(row, Rejected):
+                outcomes.append(row)
+                continue
+            outcome = self._finish_row(row, list(islice(encoded, len(row))), counts)
+            outcomes.append(outcome)
+            for example in () if isinstance(outcome, Rejected) else outcome:
+                counts.untrained_boundary_tokens += example.withheld
         return outcomes
 
     def _decode(self, rows: pa.Table) -> tuple[Sequence[Conversation], Bools]:

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 from rowmill.recipe import recipe
 from tests.support.loops import for_each
+from tests.support.lowest_versions import list_lowest_versions
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("assets", "benchmarks", "configs", "docs", "pipelines", "tests")
@@ -140,6 +141,19 @@ def test_constraints_pin_every_dependency_to_a_version_it_allows() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if not re.fullmatch(r"#.*|[A-Za-z0-9_.-]+==[A-Za-z0-9_.+!-]+", line)] == []
     assert locked["dagster"] == locked["dagster-webserver"]
+
+
+def test_every_dependency_has_a_lowest_version_and_only_clients_of_trackers_a_highest() -> None:
+    optional = project()["project"]["optional-dependencies"]
+    named = [
+        Requirement(text) for group in (project()["project"]["dependencies"], *optional.values()) for text in group
+    ]
+    operators = {one.name: {bound.operator for bound in one.specifier} for one in named if one.name != "rowmill"}
+
+    assert [name for name, of in operators.items() if ">=" not in of] == []
+    # Their clients are refused by the program, too (`tracking/delivery.py`).
+    assert {name for name, of in operators.items() if of != {">="}} == {"mlflow-skinny", "openlineage-python", "wandb"}
+    assert {line.partition("==")[0] for line in list_lowest_versions()} == {*operators} - {"mosaicml-streaming"}
 
 
 def test_pyproject_and_changelog_have_what_is_built() -> None:

@@ -66,8 +66,8 @@ def find(folder: Path, *urls: str) -> list[str]:
 
 
 @pytest.mark.parametrize("url", [".", "**/*.jsonl", "../*/"])
-def test_linked_folder_is_followed(folder: Path, url: str) -> None:
-    elsewhere = folder.parent.parent / f"{folder.parent.name}-other/disk"
+def test_linked_folder_is_followed(folder: Path, url: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("other") / "disk"
     (elsewhere / "deep").mkdir(parents=True)
     for path in (elsewhere / "b.jsonl", elsewhere / "deep/c.jsonl"):
         path.write_bytes(b'{"a": 2}\n')

@@ -606,7 +606,7 @@ def test_list_of_messages_is_read_in_every_form(form: str, column: str) -> None:
     assert turns(kept({column: LISTS[form]}, options)) == SAID
 
 
-@pytest.mark.parametrize("form", LISTS.keys() - ONLY_COLUMNS)
+@pytest.mark.parametrize("form", sorted(LISTS.keys() - ONLY_COLUMNS))
 def test_prompt_history_and_sides_are_read_in_every_form(form: str) -> None:
     given = LISTS[form]
     if type(given) is not dict:

@@ -183,11 +183,6 @@ class Files(Config):
         return {"train": self.train_urls, "validation": self.validation_urls, "test": self.test_urls}
 
     @property
-    def has_test_rows(self) -> bool:
-        """Whether the source has rows of its own for test."""
-        return bool(self.test_urls)
-
-    @property
     def all_urls(self) -> list[str]:
         """The URLs of all splits, training rows first."""
         return [url for own in self.urls_by_split.values() for url in own]

@@ -7,7 +7,7 @@ is an input of `raw_dataset` like any other, so the gate judges it and all its a
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -45,9 +45,6 @@ class GeneratedSource(Config):
 
     tags: list[str] = Field(default=[])
     """Names under which the dataset's evaluation is grouped; the dataset's name is always added."""
-
-    has_test_rows: ClassVar[bool] = False
-    """Whether the source has rows of its own for test."""
 
     @field_validator("generated")
     @classmethod

@@ -68,11 +68,6 @@ class HuggingFaceSource(Config):
     """Keys of assets in your own Dagster project that write this source, such as `raw/conversations`: the dataset then
     depends on them, and its sensor follows them instead of the files. Does not change the bytes."""
 
-    @property
-    def has_test_rows(self) -> bool:
-        """Whether the source has rows of its own for test."""
-        return self.test_split is not None
-
 
 def scan_dataset(
     source: HuggingFaceSource,

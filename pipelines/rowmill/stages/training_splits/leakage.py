@@ -134,7 +134,8 @@ def find_leaks(context: StageContext, packed: Mapping[str, Manifest]) -> LeakRep
     for name, dataset in context.recipe.datasets.items():
         own = {str(split): int(n) for ds, split, n in counts.iter_rows() if ds == name}
         has_source = read_facts(CanonicalRowsFacts, sources[name].canonical.facts).validation_source
-        of_source = {*(["validation"] if has_source else []), *(["test"] if dataset.source.has_test_rows else [])}
+        # A dataset with a source of test rows holds out no others.
+        of_source = {*(["validation"] if has_source else []), *([] if dataset.splits.test else ["test"])}
         # Rows of held-out sources do not count toward configured shares.
         total = sum(count for split, count in own.items() if split not in of_source)
         if not total or dataset.splits.time_key is not None:

@@ -7,6 +7,7 @@ import pytest
 
 from rowmill.build import comparison, gate, runner, steps
 from rowmill.build.gc import collect_garbage
+from rowmill.core.errors import IntegrityError
 from rowmill.inspection import trace, verify
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
@@ -160,3 +161,35 @@ def test_doubtful_header_is_that_of_the_file_that_is_read_now(tmp_path: Path) ->
     assert [result.what for result in results] == [
         f"the first line of data/{name} looks like the others" for name in ("a.csv", "b.csv")
     ]
+
+
+STAGES = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_stages_after_a_held_one_are_made_of_what_it_was_made_of(tmp_path: Path, stage: str) -> None:
+    workspace = Workspace(tmp_path)
+    files = {f"{name}.jsonl": [pair(i + 10 * at) for i in range(9)] for at, name in enumerate("abc")}
+    first = workspace.recipe({"rows": workspace.files(files, PAIR)}).build()
+    project = workspace.project
+    gate.hold_version(project.store, first.manifest("rows", stage))
+    second = workspace.recipe({"rows": workspace.files({"b.jsonl": files["b.jsonl"]}, PAIR)}).build()
+    gate.release_version(project.store, ("mini", "rows", stage))
+    third = workspace.build()
+    (tmp_path / "empty").mkdir()
+
+    assert second.manifest("gpu_partitions").version == first.manifest("gpu_partitions").version
+    assert third.versions() == Workspace(tmp_path, str(tmp_path / "empty")).build().versions()
+
+
+def test_shards_are_not_made_of_a_source_that_their_examples_were_not_made_of(tmp_path: Path) -> None:
+    workspace, rows = Workspace(tmp_path), [pair(i) for i in range(9)]
+    first = workspace.recipe({"rows": workspace.files({"a.jsonl": rows, "b.jsonl": [pair(20)]}, PAIR)}).build()
+    version = first.manifest("rows", "raw_dataset").version
+    workspace.write("b.jsonl", [pair(30)])
+    workspace.build(only=("raw_dataset",))
+
+    with pytest.raises(
+        IntegrityError, match=rf"tokenized_examples: built from version {version[:12]} of mini/rows/raw"
+    ):
+        workspace.build(only=("packed_shards",))

@@ -8,14 +8,14 @@ A run's waivers are failures that a person accepts where it is started, in addit
 only those again: what this run published stays published, and the check is red again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any, Final
 
 from rowmill.build.steps import Project, Step, find_upstream_steps
-from rowmill.checks import judge
+from rowmill.checks import cross_stage, judge
 from rowmill.checks.catalog import CHECKS_BY_NAME
 from rowmill.checks.gates import RUN_WAIVER_PREFIX, Threshold, Waiver, find_unknown_dataset, list_output_thresholds
 from rowmill.checks.judge import CheckResult
@@ -137,18 +137,27 @@ def find_held_version(store: Store, key: StageKey) -> HeldVersion | None:
 
 
 def follow_held_versions(store: Store, inputs: Mapping[StageKey, Manifest]) -> dict[StageKey, Manifest]:
-    """Return a step's inputs with those that a held one was made of: all inputs belong to one history."""
+    """Return a step's inputs with those that a held one, or one made of a held one, was made of: one history.
+
+    Held canonical rows have shards made of the source as it was then, although the source is read anew.
+    """
     followed = dict(inputs)
     for key, made in inputs.items():
-        others = [
-            origin
-            for origin in map(parse_stage_key, made.inputs)
-            if origin in followed and followed[origin].version != made.inputs["/".join(origin)]
-        ]
-        # Only a conflict is worth a look at the storage.
-        if others and find_held_version(store, key) is not None:
-            followed |= {origin: manifest.load_input(store, made, origin) for origin in others}
+        # Only a held version is worth a look at the ancestors.
+        held = [stage for stage in _list_chain(key) if find_held_version(store, stage) is not None]
+        if held:
+            history = {one.key: one for one in cross_stage.iterate_history(store, made)}
+            if any(stage in history for stage in held):
+                followed |= {origin: one for origin, one in history.items() if origin in followed}
     return followed
+
+
+def _list_chain(key: StageKey) -> list[StageKey]:
+    """Return the stages that an output of a stage and its ancestors may be of: those of its dataset, or itself."""
+    stage = catalog.find_stage(manifest.get_stage_name(key))
+    if stage.scope != "dataset":
+        return [key]
+    return [(*key[:-1], other.name) for other in catalog.STAGES if other.scope == "dataset"]
 
 
 def _held_file(key: StageKey) -> str:
@@ -256,16 +265,30 @@ def require_open_ancestry(project: Project, inputs: Iterable[Manifest], *, gated
     judge.require_passing_ancestors(project.store, inputs, thresholds=thresholds, beside=beside, gated=gated)
 
 
-def require_one_history(inputs: Mapping[StageKey, Manifest]) -> None:
-    """Refuse inputs if one was built from another version of the other.
+def require_one_history(store: Store, inputs: Mapping[StageKey, Manifest]) -> None:
+    """Refuse inputs if one was made of another version of the other, directly or through others.
 
-    That happens if an older version of a stage was made current and the later stages were not rebuilt.
+    That happens if a stage was built, or an older version of it made current, and the later stages were not rebuilt.
     """
     for key, made in sorted(inputs.items()):
-        for other, found in inputs.items():
-            of = made.inputs.get("/".join(other))
-            if of is not None and of != found.version:
+        for other, of in _iterate_origins(store, made, {other for other in inputs if other != key}):
+            if of != inputs[other].version:
                 raise IntegrityError(
-                    f"{'/'.join(key)}: built from version {of[:12]} of {'/'.join(other)}, but {found.version[:12]} is "
-                    f"current; inputs must belong to one history; build {key[-1]} again, or use the other version"
+                    f"{'/'.join(key)}: built from version {of[:12]} of {'/'.join(other)}, but "
+                    f"{inputs[other].version[:12]} is current; inputs must belong to one history; build {key[-1]} "
+                    "again, or use the other version"
                 )
+
+
+def _iterate_origins(store: Store, made: Manifest, wanted: Collection[StageKey]) -> Iterator[tuple[StageKey, str]]:
+    """Yield the versions of some stages that an output was made of; only outputs between them are read."""
+    waiting, missing = [made], set(wanted)
+    while waiting:
+        one = waiting.pop()
+        for origin in map(parse_stage_key, one.inputs):
+            if origin in missing:
+                missing.discard(origin)
+                yield origin, one.inputs["/".join(origin)]
+            # What is made of one dataset has its ancestors there.
+            if any(origin[:-1] == other[:-1] for other in missing):
+                waiting.append(manifest.load_input(store, one, origin))

@@ -140,7 +140,7 @@ def run_step(
     requirements of the steps that read the output must be met. `statistics` writes the tables for SQL queries
     meanwhile; without it they are written before this returns.
     """
-    require_one_history(inputs)
+    require_one_history(project.store, inputs)
     one = _StepRun(
         project, step, inputs, tuple(ranks), progress, run_id, looks_ahead=looks_ahead, statistics=statistics
     )

@@ -99,7 +99,7 @@ def _make_share_of_step(project: Project, step: Step, share: Share, progress: Pr
     if waits_for is not None:
         return ShareReport(step, ShareOutcome.WAITING, waits_for=waits_for)
     inputs = open_inputs(project, step)
-    require_one_history(inputs)
+    require_one_history(project.store, inputs)
     pool = open_shared_executor(project.recipe)
     context = replace(make_stage_context(project, step, inputs), pool=pool, progress=progress, share=share)
     name = "/".join(step.key)

@@ -4,10 +4,8 @@ The options are found by walking the models of a recipe that has every kind of d
 as soon as it exists.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 import yaml
@@ -15,8 +13,8 @@ import yaml
 from rowmill.build import gate, prepare, runner, steps
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.manifest import Manifest, StageKey
-from tests.support.option_changes import BACKEND, OptionPath, changed, options_of, parsed, watched
-from tests.support.recipes import CHAT, PAIR, TEXT, Workspace, chat, document, pair
+from tests.support.option_changes import OptionPath, change_option, options_of, parsed, watched, write_project
+from tests.support.recipes import Workspace
 
 pytestmark = pytest.mark.slow
 
@@ -37,45 +35,7 @@ DECIDES_NOTHING = frozenset({("OpenAIBackend", "api_key_env"), ("Files", "after"
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """Return a built project with conversations, pairs, texts, records, generated texts and an export."""
-    made = Workspace(tmp_path_factory.mktemp("identity"))
-    made.write("other.jsonl", [chat(i) | pair(i) | document(i) | {"who": i, "time": i, "amount": i} for i in range(9)])
-    sources = {
-        "chats": made.write("chats.jsonl", [chat(i) | {"who": f"w{i % 9}", "time": i} for i in range(40)]),
-        "tasks": made.write("tasks.jsonl", [pair(i) for i in range(40)]),
-        "texts": made.write("texts.jsonl", [document(i) for i in range(40)]),
-        "table": made.write("table.jsonl", [{"who": i % 9, "time": i, "amount": i * i} for i in range(40)]),
-        "series": made.write("series.jsonl", [{"who": i % 9, "time": i, "amount": i * i} for i in range(40)]),
-    }
-    made.write("other.csv", b"who;text;time;amount\n" + b"".join(b"%d;'x';%d;%d\n" % (i, i, i) for i in range(9)))
-    made.write("other.txt", b"One line.\n\nAnother paragraph.\n")
-    data = {"group_training_examples_by": "who", "order_training_examples_by": "time"}
-    kinds: dict[str, dict[str, Any]] = {
-        "chats": CHAT,
-        "tasks": PAIR,
-        "texts": TEXT,
-        "table": {"kind": "records", "data": data, "generation": {"backend": BACKEND}},
-        "series": {"kind": "records", "data": data, "time_series": {"is_timeseries": True}, "generation": {}},
-    }
-    datasets: dict[str, dict[str, Any]] = {
-        name: {"source": {"train_urls": [url]}, "format": kinds[name]} for name, url in sources.items()
-    }
-    benchmark = {"name": "others", "urls": ["data/other.jsonl"], "fields": ["text"]}
-    datasets["chats"]["filters"] = {"decontaminate": {"benchmarks": [benchmark]}, "near_duplicates": {}}
-    made.recipe(
-        datasets,
-        tokenizer={"name": "tokenizer"},
-        mixture={"batch_size": 4, "steps": 4},
-        exports=[{"kind": "native", "name": "shards"}],
-    )
-    other = made.folder / "other_tokenizer"
-    other.mkdir()
-    for file in (made.folder / "tokenizer").iterdir():
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if file.name == "tokenizer_config.json":
-            content["pad_token"] = "<|im_start|>"
-        (other / file.name).write_text(json.dumps(content), encoding="utf-8")
-    return made
+    return write_project(tmp_path_factory.mktemp("identity"))
 
 
 # ── Every option, changed ──────────────────────────────────────────────────────────────────────────
@@ -123,12 +83,8 @@ def changes(workspace: Workspace) -> tuple[list[Change], list[OptionPath]]:
         return planned[text]
 
     options = list(options_of(parsed(workspace, written)))
-    pairs = [(path, model, changed(workspace, written, path, model)) for path, model in options]
-    found = [
-        Change(path, (type(model).__name__, str(path[-1])), plan(pair[0]), plan(pair[1]))
-        for path, model, pair in pairs
-        if pair is not None
-    ]
+    made = [change_option(workspace, written, path, model) for path, model in options]
+    found = [Change(one.path, one.option, plan(one.before), plan(one.after)) for one in made if one is not None]
     taken = {change.option for change in found}
     return found, [path for path, model in options if (type(model).__name__, path[-1]) not in taken]
 

@@ -6,6 +6,8 @@ import json
 import types
 import typing
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -16,7 +18,7 @@ from rowmill.core.config import Config
 from rowmill.core.errors import PipelineError
 from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Dataset, Execution, Recipe
-from tests.support.recipes import Workspace
+from tests.support.recipes import CHAT, PAIR, TEXT, Workspace, chat, document, pair, sentence
 
 OptionPath = tuple[str | int, ...]
 
@@ -33,7 +35,7 @@ BY_HAND: dict[OptionPath, Any] = {
     ("datasets", "*", "source", "quote"): "'",
     ("datasets", "*", "source", "escape"): "\\",
     ("datasets", "*", "source", "comment"): "#",
-    ("datasets", "*", "source", "column_names"): ["who", "time", "amount"],
+    ("datasets", "*", "source", "column_names"): ["who", "time", "sum", "prompt", "answer", "text"],
     ("datasets", "*", "source", "encoding"): "latin-1",
     ("datasets", "*", "source", "field"): "data",
     ("datasets", "*", "source", "skip"): 0,
@@ -46,6 +48,7 @@ BY_HAND: dict[OptionPath, Any] = {
     ("datasets", "*", "filters", "near_duplicates"): {"threshold": 0.9},
     ("datasets", "*", "filters", "decontaminate", "benchmarks", 0, "urls"): ["data/texts.jsonl"],
     ("datasets", "*", "filters", "decontaminate", "benchmarks", 0, "fields"): ["messages"],
+    ("datasets", "*", "template", "chat_template"): "chatml",
     ("datasets", "*", "template", "template_now"): "2025-02-02T00:00:00",
     ("datasets", "*", "template", "on_dropped"): {"reasoning": "count"},
     ("datasets", "*", "reasoning", "think_tags"): [["<t>", "</t>"]],
@@ -110,6 +113,73 @@ SHARED: frozenset[OptionPath] = frozenset(
 """Options that must be the same in all datasets; they are changed in all."""
 
 
+def varied_chat(i: int) -> dict[str, Any]:
+    """Return a conversation: most are plain, some have thoughts or calls, or are too long."""
+    row = chat(i, turns=1 + i % 3, words=80 if i % 8 == 7 else 8) | {"who": f"w{i % 9}", "time": i}
+    if i % 8 == 3:
+        row["messages"][-1]["reasoning_content"] = sentence(i + 7, 20)
+    if i % 8 == 4:
+        row["messages"][-1]["content"] = f"<think>{sentence(i + 5, 12)}</think>{sentence(i, 6)}"
+    if i % 8 == 5:
+        call = {"id": "c1", "type": "function", "function": {"name": "count", "arguments": {"to": i}}}
+        row["tools"] = [{"type": "function", "function": {"name": "count", "parameters": {"type": "object"}}}]
+        row["messages"] += [
+            {"role": "user", "content": f"Count to {i}."},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": str(i)},
+            {"role": "assistant", "content": f"It is {i}."},
+        ]
+    return row
+
+
+def write_project(folder: Path) -> Workspace:
+    """Write a project with conversations, pairs, texts, records, generated texts and an export."""
+    made = Workspace(folder)
+    made.write("other.jsonl", [chat(i) | pair(i) | document(i) | {"who": i, "time": i, "amount": i} for i in range(9)])
+    sources = {
+        "chats": made.write("chats.jsonl", [varied_chat(i) for i in range(40)]),
+        "tasks": made.write("tasks.jsonl", [pair(i, words=200 if i % 8 == 7 else 8) for i in range(40)]),
+        "texts": made.write("texts.jsonl", [document(i, words=400 if i % 8 == 7 else 40) for i in range(40)]),
+        "table": made.write("table.jsonl", [{"who": i % 9, "time": i, "amount": i * i} for i in range(40)]),
+        "series": made.write("series.jsonl", [{"who": i % 9, "time": i, "amount": i * i + 1} for i in range(40)]),
+    }
+    cells = [
+        "who,time,amount,prompt,answer,text",
+        *(f'{i},{i},{i * i},Why {i}?,"Since {i}, so.",Text {i}.' for i in range(9)),
+    ]
+    made.write("other.csv", "".join(f"{line}\n" for line in cells).encode())
+    made.write("other.txt", b"One line.\n\nAnother paragraph.\n")
+    data = {"group_training_examples_by": "who", "order_training_examples_by": "time"}
+    kinds: dict[str, dict[str, Any]] = {
+        "chats": CHAT,
+        "tasks": PAIR,
+        "texts": TEXT,
+        "table": {"kind": "records", "data": data, "generation": {"backend": BACKEND}},
+        "series": {"kind": "records", "data": data, "time_series": {"is_timeseries": True}, "generation": {}},
+    }
+    datasets: dict[str, dict[str, Any]] = {
+        name: {"source": {"train_urls": [url]}, "format": kinds[name]} for name, url in sources.items()
+    }
+    benchmark = {"name": "others", "urls": ["data/other.jsonl"], "fields": ["text"]}
+    # Its template prints thoughts and calls.
+    datasets["chats"]["template"] = {"chat_template": "qwen3"}
+    datasets["chats"]["filters"] = {"decontaminate": {"benchmarks": [benchmark]}, "near_duplicates": {}}
+    made.recipe(
+        datasets,
+        tokenizer={"name": "tokenizer"},
+        mixture={"batch_size": 4, "steps": 4},
+        exports=[{"kind": "native", "name": "shards"}],
+    )
+    other = made.folder / "other_tokenizer"
+    other.mkdir()
+    for file in (made.folder / "tokenizer").iterdir():
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if file.name == "tokenizer_config.json":
+            content["pad_token"] = "<|im_start|>"
+        (other / file.name).write_text(json.dumps(content), encoding="utf-8")
+    return made
+
+
 def options_of(model: BaseModel, path: OptionPath = ()) -> Iterator[tuple[OptionPath, BaseModel]]:
     """Walk a recipe's models; yield each option's path with the model that has it."""
     for name in type(model).model_fields:
@@ -135,29 +205,68 @@ def has_one_value(annotation: Any) -> bool:
     return typing.get_origin(annotation) is Literal and len(typing.get_args(annotation)) == 1
 
 
-def changed(
+@dataclass(frozen=True)
+class OptionChange:
+    """One option set to another valid value: the recipe before and after.
+
+    `together` are the options without which the other value is refused; they are set on both sides.
+    """
+
+    path: OptionPath
+    option: tuple[str, str]
+    """The name of the model that has the option, and the option's own."""
+    value: Any
+    before: Recipe
+    after: Recipe
+    together: Mapping[OptionPath, Any]
+
+    @property
+    def name(self) -> str:
+        """The option's path in a recipe."""
+        return ".".join(map(str, self.path))
+
+    def write(self, values: dict[str, Any]) -> None:
+        """Set the option in the values of a recipe that has `together`."""
+        places = [("datasets", name, *self.path[2:]) for name in values["datasets"]]
+        for place in places if pattern(self.path) in SHARED else [self.path]:
+            put(values, place, self.value)
+
+
+def change_option(
     workspace: Workspace, written: Mapping[str, Any], path: OptionPath, model: BaseModel
-) -> tuple[Recipe, Recipe] | None:
-    """Return the recipe and the first valid one in which the option has another value."""
-    name = str(path[-1])
+) -> OptionChange | None:
+    """Return the first change of an option that gives a valid recipe; None if there is none."""
+    together = limit_to_datasets(TOGETHER.get(path, {}), written)
     before = copy.deepcopy(dict(written))
-    for other, value in TOGETHER.get(path, {}).items():
+    for other, value in together.items():
         put(before, other, value)
     try:
         base = parsed(workspace, before)
     except PipelineError:
         return None
-    for value in candidates(path, model, name):
-        values = copy.deepcopy(before)
-        for place in (
-            [("datasets", one, *path[2:]) for one in values["datasets"]] if pattern(path) in SHARED else [path]
-        ):
-            put(values, place, value)
+    option = (type(model).__name__, str(path[-1]))
+    for value in candidates(path, model, option[1]):
+        limited = limit_to_datasets({path: value}, written)[path]
+        change, values = OptionChange(path, option, limited, base, base, together), copy.deepcopy(before)
+        change.write(values)
         with contextlib.suppress(PipelineError):
             after = parsed(workspace, values)
             if json.dumps(get(after, path), default=str) != json.dumps(get(base, path), default=str):
-                return base, after
+                return replace(change, after=after)
     return None
+
+
+def limit_to_datasets(options: Mapping[OptionPath, Any], written: Mapping[str, Any]) -> dict[OptionPath, Any]:
+    """Return options without values for datasets that a recipe does not have."""
+    limited: dict[OptionPath, Any] = {}
+    for path, value in options.items():
+        if path[0] == "datasets" and path[1] not in written["datasets"]:
+            continue
+        if path[0] == "mixture" and isinstance(value, dict):
+            limited[path] = {name: one for name, one in value.items() if name in written["datasets"]}
+        else:
+            limited[path] = value
+    return limited
 
 
 def pattern(path: OptionPath) -> OptionPath:

@@ -191,11 +191,12 @@ def find_materials(name: str, extras: Sequence[str], seen: dict[str, set[str]]) 
         is_new = key not in seen
         seen.setdefault(key, set()).update(needed.extras | {""})
         try:
-            found = dict(distribution(key).metadata)
+            found = distribution(key).metadata
         except PackageNotFoundError:
             continue
         if is_new and key != "rowmill":
-            yield key, found["Version"], found.get("License-Expression") or found.get("License", "").partition("\n")[0]
+            licence = next((found[name] for name in ("License-Expression", "License") if name in found), "")
+            yield key, found["Version"], licence.partition("\n")[0]
         yield from find_materials(key, ("", *sorted(needed.extras)), seen)
 
 

@@ -202,6 +202,40 @@ def test_text_is_found_while_the_data_is_read(visitor: Visitor, demo: Project) -
     assert "found" in page.locator("tr.progress").last.inner_text()
 
 
+def test_rows_that_a_person_leaves_out_are_gone_from_the_next_build(browser: Any, tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path).one("rows.jsonl", [chat(i) for i in range(12)])
+    workspace.build()
+    with serving(tmp_path, "mini") as served:
+        one = Visitor(browser, served)
+        page = one.go("/mini/rows")
+        rows = one.read_rows()
+        panel = page.locator("#selection")
+        page.locator("tr[data-row] .leave-out").nth(2).check()
+        panel.get_by_text("1 row to leave out").wait_for()
+        page.get_by_label("note").fill("wrong answer")
+        page.keyboard.press("Tab")
+        one.go(f"/mini/rows/{rows[5]}")
+        page.keyboard.press("e")
+        panel.get_by_text("2 rows to leave out").wait_for()
+        with page.expect_download() as handed_over:
+            page.locator("#hand-over").click()
+        workspace.write("../review/left-out.jsonl", Path(handed_over.value.path()).read_bytes())
+        page.close()
+        assert one.errors == []
+
+    filters = {"leave_out": ["review/left-out.jsonl"]}
+    built = workspace.one("rows.jsonl", [chat(i) for i in range(12)], filters=filters).build()
+    assert [(row["row_id"], row["reason"], row["detail"]) for row in built.rejected_rows()] == [
+        (rows[2], "left_out_by_hand", "wrong answer"), (rows[5], "left_out_by_hand", ""),
+    ]  # fmt: skip
+    with serving(tmp_path, "mini") as served:
+        one = Visitor(browser, served)
+        page = one.go("/mini")
+        page.locator("#flow svg a", has_text="left_out_by_hand").first.click()
+        assert one.read_rows() == [rows[2], rows[5]]
+        page.close()
+
+
 EVERY_WINDOW = [(width, scheme) for scheme in ("light", "dark") for width in (390, 1024, 1440)]
 
 

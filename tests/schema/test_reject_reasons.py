@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from rowmill.kinds.base import OPTION_GROUPS
+from rowmill.kinds.shared.canonicalization import hash_row_content
 from rowmill.schema import ledger
+from rowmill.schema.rows import Row
 from tests.support.recipes import (
     CHAT,
     CHATML,
@@ -79,6 +81,11 @@ ONE_BY_ONE: dict[str, Case] = {
     ),
     "missing_field": ({**CHAT, "messages_field": "dialog"}, [{"messages": [USER, BOT]}], {}),
     "duplicate": (CHAT, [chat(1), chat(1)], {}),
+    # The file of rows names its own row.
+    "left_out_by_hand": (
+        TEXT, [document(1) | {"content_hash": hash_row_content(Row("text", text=document(1)["text"])).hex()}],
+        {"filters": {"leave_out": ["data/left_out_by_hand.jsonl"]}},
+    ),
     "near_duplicate": (
         TEXT, [document(1), {"text": f"{document(1)['text']} Indeed."}], {"filters": {"near_duplicates": {}}},
     ),

@@ -46,6 +46,7 @@ BY_HAND: dict[OptionPath, Any] = {
         "benchmarks": [{"name": "others", "urls": ["data/other.jsonl"], "fields": ["text"]}]
     },
     ("datasets", "*", "filters", "near_duplicates"): {"threshold": 0.9},
+    ("datasets", "*", "filters", "leave_out"): ["data/left-out.jsonl"],
     ("datasets", "*", "filters", "decontaminate", "benchmarks", 0, "urls"): ["data/texts.jsonl"],
     ("datasets", "*", "filters", "decontaminate", "benchmarks", 0, "fields"): ["messages"],
     ("datasets", "*", "template", "chat_template"): "chatml",

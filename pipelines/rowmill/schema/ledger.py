@@ -26,7 +26,8 @@ NO_RECORD_REASONS = frozenset({"blank", "header_again", "comment"})
 """Reasons of what is in a file and is no record: no share of records counts it."""
 
 INTENDED_REASONS = NO_RECORD_REASONS | frozenset(
-    "duplicate contaminated near_duplicate too_short too_long split_gap straddles_split tied untrained_row".split()
+    "duplicate left_out_by_hand contaminated near_duplicate too_short too_long split_gap straddles_split tied "
+    "untrained_row".split()
 )
 """Reasons that the recipe requested, or that a comparison gives which ends in a tie: these records are valid, and no
 check counts them as lost."""
@@ -150,6 +151,9 @@ REASON_DESCRIPTIONS: dict[str, ReasonDescription] = {
         "remove what is no text, such as an encoded file or filler, or raise the limit"),
     "duplicate": ReasonDescription("rows", "an earlier row has the same content",
         "set `filters.deduplicate: off` if copies are intended"),
+    "left_out_by_hand": ReasonDescription("rows",
+        "a person left the row out: its content is in a file of `filters.leave_out`; the detail is that entry's note",
+        "delete the entry if the row should train"),
     "contaminated": ReasonDescription("rows",
         "the row has an item of a benchmark of `filters.decontaminate`; the detail names the item, the share of its "
         "words that the row has, and the first n-gram that both have",

@@ -17,7 +17,14 @@ import duckdb
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -128,6 +135,7 @@ def make_app(builds: Builds, *, host: str = "127.0.0.1", token: str = "") -> ASG
                     lambda build, of: pages.show_step(builds, build, of.path_params["number"]),
                 ),
                 ("/{recipe}/search", _search),
+                ("/{recipe}/selection", _select),
                 ("/{recipe}/sql", lambda build, of: queries.show_sql(builds, build, of.query_params.get("q", ""))),
             )
         ),
@@ -152,6 +160,11 @@ def _search(build: Build, request: Request) -> Response:
     return RedirectResponse(
         pages.find_address(build, text) if text.strip() else Links(build).of("rows"), 303, dict(HEADERS)
     )
+
+
+def _select(build: Build, request: Request) -> Response:
+    """Answer what leaves a row out; the browser collects it, and nothing is written here."""
+    return JSONResponse(pages.find_entry(build, request.query_params.get("row", "")), headers=dict(HEADERS))
 
 
 def _of_build(builds: Builds, show: _Show) -> _Endpoint:

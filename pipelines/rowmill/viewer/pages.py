@@ -17,7 +17,7 @@ from rowmill.core import html
 from rowmill.core.arrays import format_count, format_percent, format_time, join_facts
 from rowmill.core.errors import ConfigError, PipelineError
 from rowmill.core.json import from_json
-from rowmill.core.stage_names import GPU_PARTITIONS, TRAINING_SPLITS
+from rowmill.core.stage_names import CANONICAL_ROWS, GPU_PARTITIONS, TRAINING_SPLITS
 from rowmill.inspection import inspect, trace
 from rowmill.inspection.inspect import InspectedExample, InspectedRecord
 from rowmill.inspection.trace import RowTrace
@@ -236,6 +236,29 @@ def show_row(builds: Builds, build: Build, row_id: str) -> str:
         losses = connection.execute(sql, [name]).fetchall()
     return render(
         "row", build=build, to=links, row_id=name, views=views, losses=losses, neighbors=_find_neighbors(name)
+    )
+
+
+def find_entry(build: Build, row_id: str) -> dict[str, Any]:
+    """Return the line of a file of `filters.leave_out` that leaves a row out."""
+    for lineage in build.lineages.values() if is_row_id(row_id) else ():
+        part_id, number = parse_row_id(row_id)
+        files = lineage.find_files(CANONICAL_ROWS, part_id) if part_id in lineage.parts else {}
+        rows = (
+            trace.filter_rows(build.project.store.table(files["rows"], ("row_id", "content_hash")), "row_id", row_id)
+            if files
+            else []
+        )
+        if rows:
+            part = lineage.parts[part_id][1]
+            line = part.first_line + number if part.lines == part.records else None
+            entry = {"content_hash": rows[0]["content_hash"].hex(), "row_id": row_id, "dataset": lineage.dataset}
+            return entry | {
+                "file": part.url,
+                **({"line": line} if line is not None else {"record": part.first_record + number}),
+            }
+    raise ConfigError(
+        f"{row_id}: no row of this build of {build.recipe} has this id; expected a row; choose one of a list"
     )
 
 

@@ -110,6 +110,10 @@ REMOVAL_FILTERS: frozenset[str] = frozenset({"decontaminate", "near_duplicates"}
 """The options of `filters` that compare rows with others; a row by itself does not depend on them."""
 
 
+FILTERS_OF_MADE_ROWS = REMOVAL_FILTERS | {"leave_out"}
+"""The options of `filters` that are applied after the rows of a part are made, so that a change makes none again."""
+
+
 def identify_removal_filters(filters: Any) -> dict[str, Any]:
     """Return the removal filters that a dataset sets, as JSON values."""
     return {name: one.model_dump(mode="json") for name in sorted(REMOVAL_FILTERS) if (one := getattr(filters, name))}
@@ -135,6 +139,14 @@ class Filters(Config):
     """Removes rows that have an item of a benchmark; null: no row is compared."""
     near_duplicates: NearDuplicates | None = None
     """Removes rows that resemble a longer row of the dataset; null: no row is compared."""
+    leave_out: tuple[str, ...] = ()
+    """Files of rows that a person left out, as `rowmill view` hands them over: JSON Lines with the `content_hash` of a
+    row and perhaps a `note`. Relative paths are resolved against the project's folder. Rows of this content are
+    rejected as `left_out_by_hand`, wherever they are."""
+
+    @field_serializer("leave_out")
+    def _serialize_public_urls(self, values: tuple[str, ...]) -> list[str]:
+        return [public_url(url) for url in values]
 
     @field_validator("deduplicate", mode="before")
     @classmethod

@@ -38,7 +38,7 @@ from rowmill.core.storage import digest_json, map_reads, read_tables
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.joint_rows import KindContext
 from rowmill.kinds.shared import splits
-from rowmill.kinds.shared.filters import REMOVAL_FILTERS
+from rowmill.kinds.shared.filters import FILTERS_OF_MADE_ROWS
 from rowmill.kinds.shared.splits import SPLITS, Splitter
 from rowmill.kinds.tables import part_rows
 from rowmill.kinds.tables.inference import (
@@ -137,7 +137,7 @@ def identify_rows(dataset: DatasetOptions, limit: int) -> dict[str, Any]:
         "mode": form.mode,
         "time_series": form.time_series.model_dump(mode="json", include=times),
         "table": None if form.table is None else form.table.to_json(),
-        "filters": dataset.filters.model_dump(mode="json", exclude=set(REMOVAL_FILTERS)),
+        "filters": dataset.filters.model_dump(mode="json", exclude=set(FILTERS_OF_MADE_ROWS)),
         "splits": dataset.splits.model_dump(mode="json"),
         "max_run_chars": dataset.source.limits.max_run_chars,
     }

@@ -25,7 +25,7 @@ from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
-from rowmill.kinds.shared.filters import REMOVAL_FILTERS, identify_removal_filters
+from rowmill.kinds.shared.filters import FILTERS_OF_MADE_ROWS, identify_removal_filters
 from rowmill.kinds.shared.messages import KNOWN_ROLES
 from rowmill.kinds.shared.splits import Boundaries, Splitter, compute_boundaries
 from rowmill.kinds.shared.training_flags import explain_unread_flag, parse_unread_flag
@@ -40,7 +40,13 @@ from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, MESSAGE_KINDS, NORMALIZA
 from rowmill.sources.parts import HELD_OUT
 from rowmill.sources.reading import TakenGroup, load_part_groups
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
-from rowmill.stages.canonical_rows import contaminated_rows, duplicate_rows, near_duplicate_rows, text_rows
+from rowmill.stages.canonical_rows import (
+    contaminated_rows,
+    duplicate_rows,
+    left_out_rows,
+    near_duplicate_rows,
+    text_rows,
+)
 from rowmill.stages.canonical_rows.contaminated_rows import RowSearch, ScannedBenchmark
 from rowmill.stats.tables import StatsInputs, count_rows_by_fact
 from rowmill.tokenization.stored_tokenizers import identify_tokenizer, open_recipe_tokenizer
@@ -126,12 +132,13 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options and versions that decide rows (`rows`), and those that decide only facts about them."""
     dataset = recipe.datasets[name]
     joint = dataset.format.get_joint_rows()
+    leave_out = {"leave_out": list(dataset.filters.leave_out)} if dataset.filters.leave_out else {}
     if joint is not None:
-        return {"versions": [VERSION], **joint.identify_rows(dataset, recipe.limit_of(name))}
+        return {"versions": [VERSION], **joint.identify_rows(dataset, recipe.limit_of(name)), **leave_out}
     groups = ("format", "reasoning", "tools", "filters", "splits")
     rows = {group: getattr(dataset, group).model_dump(mode="json") for group in groups}
     # A part's rows are made without these filters, so a change of one makes none of them again.
-    rows["filters"] = dataset.filters.model_dump(mode="json", exclude=set(REMOVAL_FILTERS))
+    rows["filters"] = dataset.filters.model_dump(mode="json", exclude=set(FILTERS_OF_MADE_ROWS))
     rows |= {"weights": dataset.loss.weights, "chat_template_kwargs": dataset.template.chat_template_kwargs}
     if dataset.loss.allow_negative:
         rows["allow_negative"] = True
@@ -144,20 +151,25 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     identity = {"rows": rows, "removal": {name: [*versions[name], options] for name, options in filters.items()}}
     # The texts of token ids are those that the tokenizer has for them.
     named = {"tokenizer": identify_tokenizer(recipe.tokenizer_choice)}
-    return identity | (named if filters and dataset.row_kind == "tokens" else {})
+    return identity | leave_out | (named if filters and dataset.row_kind == "tokens" else {})
 
 
 def _prepare_canonical_rows(context: StageContext) -> PreparedStage:
     """Scan the benchmarks of the dataset, whose content is part of the output's identity."""
     benchmarks = contaminated_rows.scan_benchmarks(context)
     outside = contaminated_rows.identify_benchmarks(benchmarks)
+    selection = left_out_rows.load_selection(context)
+    if selection is not None:
+        outside.append(["leave_out", selection.digest])
     if context.dataset.row_kind == "tokens" and identify_removal_filters(context.dataset.filters):
         outside.append(open_recipe_tokenizer(context)[0].card.digest)
-    return PreparedStage(tuple(outside), lambda: make_canonical_rows(context, benchmarks))
+    return PreparedStage(tuple(outside), lambda: make_canonical_rows(context, benchmarks, selection))
 
 
-def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmark, ...]) -> StageOutput:
-    """Make the rows of all parts, and drop duplicates and what other filters remove."""
+def make_canonical_rows(
+    context: StageContext, benchmarks: tuple[ScannedBenchmark, ...], selection: left_out_rows.Selection | None = None
+) -> StageOutput:
+    """Make the rows of all parts, and drop what is left out by hand, duplicates and what other filters remove."""
     part_groups = load_part_groups(context.input(RAW_DATASET))
     scanned = [part for group in part_groups for part in group]
     if context.dataset.splits.time_key is not None and any(part.split_hint in HELD_OUT for part in scanned):
@@ -181,7 +193,7 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
                 for taken in _limit_groups(context, part_groups)
             ],
         )
-    parts = made.parts
+    parts, left_out_tables = left_out_rows.leave_out_rows(context, made.parts, selection)
     distinct = duplicate_rows.drop_duplicates(context, parts)
     clean = contaminated_rows.remove_contaminated_rows(context, distinct, benchmarks)
     near = near_duplicate_rows.remove_near_duplicates(context, distinct if clean is None else clean.parts)
@@ -203,6 +215,7 @@ def make_canonical_rows(context: StageContext, benchmarks: tuple[ScannedBenchmar
         facts = replace(facts, ground_truth_conflicts=len(conflicts))
     draft = _build_rows_output(context, facts, final, groups)
     draft.samples |= {} if conflicts is None else {"ground_truth_conflicts": tuple(conflicts[:10])}
+    draft.tables |= left_out_tables
     draft.parts_reused, draft.rows_made = made.reused, made.rows_made
     for search in searches:
         draft.parts = [

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from rowmill.kinds.python import RowFormat, register_format
     from rowmill.reader import (
         Batch,
+        ExampleLosses,
         PackedSequence,
         Reader,
         SourceLosses,
@@ -84,6 +85,7 @@ __all__ = [
     "ContextOverflowError",
     "DamagedFileError",
     "Datum",
+    "ExampleLosses",
     "ExampleTokens",
     "Exported",
     "GateError",
@@ -138,7 +140,8 @@ _MODULES = {
     "rowmill.kinds.base": "BuildContext",
     "rowmill.kinds.python": "RowFormat register_format",
     "rowmill.inspection.generated_output": "ParsedFiles parse_files",
-    "rowmill.reader": "Batch PackedSequence Reader SourceLosses SourceNames TrainingStep View loss_by_source",
+    "rowmill.reader": "Batch ExampleLosses PackedSequence Reader SourceLosses SourceNames TrainingStep View "
+    "loss_by_source",
     "rowmill.reader.layouts": "tree_mask",
     "rowmill.schema.examples": "ExampleTokens",
     "rowmill.schema.rows": "Rejected Row",

@@ -59,6 +59,9 @@ def add_inspection_commands(commands: "Commands") -> None:
         "--all-recipes", action="store_true", help="with RECIPE: query every recipe in its storage root, too"
     )
     sql.add_argument(
+        "--losses", metavar="DIR", default="", help="folder of a trainer's ExampleLosses, queried as the view losses"
+    )
+    sql.add_argument(
         "--format", choices=["table", "csv", "json"], default="table", help="output format (default: table)"
     )
     add_root_option(sql)
@@ -162,7 +165,10 @@ def _run_sql(args: argparse.Namespace) -> int:
             "choose another --root"
         )
     columns, rows = query_views(
-        store, args.query, recipe=None if project is None or args.all_recipes else project.recipe.name
+        store,
+        args.query,
+        recipe=None if project is None or args.all_recipes else project.recipe.name,
+        losses=args.losses,
     )
     if args.format == "csv":
         import csv

@@ -24,6 +24,7 @@ from rowmill.core.arrays import Ints
 from rowmill.core.errors import ConfigError, IntegrityError, join_choices
 from rowmill.core.storage import Store
 from rowmill.reader import layouts, published, stored_rows
+from rowmill.reader.example_losses import ExampleLosses
 from rowmill.reader.layouts import Batch, LayoutName
 from rowmill.reader.schedule import (
     WHOLE_SHARE,
@@ -39,7 +40,17 @@ from rowmill.reader.source_losses import SourceLosses, SourceNames, loss_by_sour
 from rowmill.reader.stored_rows import SequenceSource
 from rowmill.reader.views import AsyncDataset, View
 
-__all__ = ["Batch", "PackedSequence", "Reader", "SourceLosses", "SourceNames", "TrainingStep", "View", "loss_by_source"]
+__all__ = [
+    "Batch",
+    "ExampleLosses",
+    "PackedSequence",
+    "Reader",
+    "SourceLosses",
+    "SourceNames",
+    "TrainingStep",
+    "View",
+    "loss_by_source",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +204,16 @@ class Reader(AsyncDataset):
     def step(self) -> TrainingStep | None:
         """The step of the last delivered batch; None before the first, and where the recipe has no `batch_size`."""
         return self._step
+
+    @property
+    def rank(self) -> int:
+        """The rank whose sequences these are."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that the order is dealt to."""
+        return self._world_size
 
     def example_ids(self, step: int) -> list[list[str]]:
         """Return the examples that a step shows, over all ranks: a list per place of the step, empty for a filler.

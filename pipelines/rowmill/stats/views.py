@@ -505,6 +505,11 @@ def open_views(store: Store, recipe: str | None = None, losses: str = "") -> "du
     if not store.is_local:
         spelled |= {spelling.replace("://", ":///", 1) for spelling in spelled}
     if losses:
+        if not any(name.endswith(".parquet") for name in (os.listdir(losses) if os.path.isdir(losses) else ())):
+            raise ConfigError(
+                f"--losses {losses}: no Parquet file is here; expected a folder that a trainer's ExampleLosses wrote; "
+                "name that folder"
+            )
         spelled.add(os.path.abspath(losses))
         pattern = _quote_text(f"{_escape_glob(os.path.abspath(losses))}/*.parquet")
         connection.execute(f"CREATE VIEW memory.main.losses AS SELECT * FROM read_parquet({pattern})")  # noqa: S608

@@ -28,6 +28,12 @@ EXAMPLES = (
 )
 
 
+LOSS_EXAMPLES = (
+    "from losses select example_id, avg(loss) as loss group by all order by loss desc limit 50",
+    "select domain, avg(loss) as loss, count(*) as lines from losses join examples using (example_id) group by all",
+)
+
+
 def show_sql(builds: Builds, build: Build, sql: str) -> str:
     """Return the page of a query, with its result or with what is wrong with it."""
     links, problem, table, note = Links(build), "", Markup(), ""
@@ -48,7 +54,7 @@ def show_sql(builds: Builds, build: Build, sql: str) -> str:
             problem = str(error)
     docs = [(name, about, list(views.COLUMN_DOCS[name])) for name, about in views.VIEW_DOCS.items()]
     return pages.render("sql", build=build, to=links, sql=sql, problem=problem, table=table, note=note, docs=docs,
-                        examples=EXAMPLES)  # fmt: skip
+                        examples=(*LOSS_EXAMPLES, *EXAMPLES) if builds.losses else EXAMPLES)  # fmt: skip
 
 
 @contextmanager

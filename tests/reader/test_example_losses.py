@@ -1,0 +1,113 @@
+"""Loss by example: what a run writes is the mean over each example's targets, for any ranks, batches and layouts."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from rowmill import ExampleLosses
+from rowmill.core.errors import ConfigError
+from rowmill.stats.views import query_views
+from rowmill.viewer.builds import Builds
+from tests.support.recipes import TEXT, Built, Workspace, chat, document, open_reader
+from tests.support.viewer import ask
+
+
+def make_losses(labels: Any, *, shifted: bool) -> Any:
+    """Return a loss that depends on the label alone, and NaN where there is none; one fewer in a row if shifted."""
+    losses = np.where(labels < 0, np.nan, labels % 11 + 0.5)
+    return losses[:, 1:] if shifted else losses
+
+
+def expect(built: Built, names: tuple[str, ...]) -> dict[str, tuple[float, int]]:
+    found: dict[str, tuple[float, int]] = {}
+    for example in (example for name in names for example in built.examples(name)):
+        # Nothing predicts the first token of a segment.
+        pairs = zip(example["input_ids"][1:], example["loss_mask"][1:], strict=True)
+        trained = [token for token, is_trained in pairs if is_trained]
+        if trained:
+            found[example["example_id"]] = (float(np.mean([token % 11 + 0.5 for token in trained])), len(trained))
+    return found
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    workspace = Workspace(tmp_path_factory.mktemp("losses"))
+    datasets = {
+        "chats": workspace.dataset("chats.jsonl", [chat(i, turns=1 + i % 3, words=4 + i % 9) for i in range(50)]),
+        # Whole, as `concat` would cut them.
+        "texts": workspace.dataset(
+            "texts.jsonl", [document(i, words=30 + i) for i in range(17)], TEXT, packing={"pack_strategy": "best_fit"}
+        ),
+    }
+    options: dict[str, Any] = {"mixture": {"batch_size": 6}, "partitions": {"world_size": 2, "remainder": "pad"}}
+    return workspace.recipe(datasets, seq_len=256, **options).build()
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("options", [{}, {"batch_size": 2}, {"batch_size": 2, "layout": "padded"}, {"pad_to": 2048}])
+def test_losses_of_all_ranks_are_those_of_the_examples(
+    options: dict[str, Any], shifted: bool, built: Built, tmp_path: Path
+) -> None:
+    for rank in range(2):
+        reader = open_reader(built, rank, 2, segment_sources=True, **options)
+        if shifted and options.get("layout") != "padded":
+            options = {**options, "batch_size": 1}
+            reader = open_reader(built, rank, 2, segment_sources=True, **options)
+        with ExampleLosses(reader, tmp_path) as kept:
+            for batch in reader:
+                kept.add(make_losses(batch["labels"], shifted=shifted), batch)
+
+    lines = pq.read_table(tmp_path).to_pylist()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"rank-0000{rank}-from-00000000.parquet" for rank in (0, 1)
+    ]
+    sums: dict[str, list[float]] = {}
+    for line in lines:
+        of = sums.setdefault(line["example_id"], [0.0, 0])
+        of[0] += line["loss"] * line["tokens"]
+        of[1] += line["tokens"]
+    wanted = expect(built, ("chats", "texts"))
+    once = {name: (total / count, count) for name, (total, count) in sums.items()}
+    assert once.keys() == wanted.keys()
+    for name, (mean, count) in wanted.items():
+        # An example that is shown in more passes has as many lines.
+        assert once[name][1] % count == 0
+        assert once[name][0] == pytest.approx(mean)
+    for line in lines[:20]:
+        places = open_reader(built, 0, 2).example_ids(line["step"])
+        assert any(line["example_id"] in of_place for of_place in places)
+
+
+def test_losses_are_a_view_and_an_order_of_rows(built: Built, tmp_path: Path) -> None:
+    for rank in range(2):
+        reader = open_reader(built, rank, 2, segment_sources=True)
+        with ExampleLosses(reader, tmp_path) as kept:
+            for batch in reader:
+                kept.add(make_losses(batch["labels"], shifted=False), batch)
+    wanted = expect(built, ("chats",))
+    first = max(wanted, key=lambda name: wanted[name][0])
+
+    columns, rows = query_views(
+        built.project.store,
+        "from losses select example_id, avg(loss) group by all order by 2 desc",
+        losses=str(tmp_path),
+    )
+    assert columns[0] == "example_id"
+    assert len(rows) == len(expect(built, ("chats", "texts")))
+    builds = Builds.of_folder(built.project.base / "configs", None, losses=str(tmp_path))
+    page = ask(builds, "/mini/rows?dataset=chats&order=-loss").text
+    assert page.split('<tr data-row="')[1].startswith(f'{first.partition("#")[0]}"')
+    assert f"{wanted[first][0]:.3f}" in page
+    assert "<h2>Loss</h2>" in ask(builds, f"/mini/rows/{first.partition('#')[0]}").text
+
+
+def test_reader_without_sources_and_a_folder_without_losses_are_refused(built: Built, tmp_path: Path) -> None:
+    reader = open_reader(built, 0, 2)
+    batch = next(iter(reader))
+    with pytest.raises(ConfigError, match="segment_sources=True"):
+        ExampleLosses(reader, tmp_path).add(np.ones(batch["labels"].shape), batch)
+    with pytest.raises(ConfigError, match="no Parquet file is here"):
+        query_views(built.project.store, "from losses", losses=str(tmp_path))

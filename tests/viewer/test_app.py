@@ -316,8 +316,54 @@ def test_page_keeps_its_version_and_says_when_a_newer_one_is_here_and_when_it_is
 
     for output in [report.manifest for report, _ in built.steps.values()]:
         for name in (tmp_path / ".rowmill" / "/".join(output.key) / "versions").glob("*.json"):
-            if name.stem != output.version:
+            if not name.stem.startswith(output.version):
                 name.unlink()
     gone: Answer = ask(builds, f"/mini/rows?version={before}")
     assert gone.status == 404
     assert "it was removed by rowmill gc" in gone.text
+
+
+# ── Two builds ─────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.slow
+def test_comparison_has_the_rows_that_came_went_and_changed(tmp_path: Path) -> None:
+    rows = [chat(i) for i in range(20)]
+    workspace = Workspace(tmp_path).one("rows.jsonl", rows)
+    before = workspace.build()
+    changed = [*rows[:3], chat(50), *rows[4:10], *rows[12:], chat(60), chat(61)]
+    workspace.write("rows.jsonl", changed)
+    workspace.build()
+    builds = Builds.of_folder(tmp_path / "configs", None)
+    page = ask(builds, "/mini/compare")
+    sections = {
+        heading: re.findall(r'<tr data-row="([^"]+)"', rest)
+        for heading, rest in re.findall(r"<h2>rows: ([^<]+)</h2>(.*?)</section>", page.text, re.DOTALL)
+    }
+
+    # By its place, line 4 changed; what moved has the same content.
+    assert {heading: len(ids) for heading, ids in sections.items()} == {
+        "2 rows came": 2, "2 rows went": 2, "1 row with another text": 1,
+    }  # fmt: skip
+    gone = [row["row_id"] for row in before.rows_of("rows", "canonical_rows", file="rows")][10:12]
+    assert sections["2 rows went"] == gone
+    old = before.manifest("gpu_partitions").version[:12]
+    assert ask(builds, f"/mini/compare/{old}").text.count("<section>") == 3
+    assert "Since the last build</a>" in ask(builds, "/mini").text
+    assert ask(builds, f"/mini/rows/{gone[0]}?version={old}").status == 200
+
+
+@pytest.mark.slow
+def test_comparison_tells_masks_tokens_and_splits_apart_and_names_reasons(tmp_path: Path) -> None:
+    rows = [chat(i, turns=2) for i in range(20)]
+    workspace = Workspace(tmp_path).one("rows.jsonl", rows)
+    before = workspace.build()
+    first = before.rows_of("rows", "canonical_rows", file="rows")[0]
+    left_out = workspace.write("left-out.jsonl", [{"content_hash": first["content_hash"].hex()}])
+    options = {"loss": {"supervise": "last_assistant"}, "filters": {"leave_out": [left_out]}}
+    workspace.one("rows.jsonl", rows, **options, defaults={"splits": {"validation": 0.3}}).build()
+    page = ask(Builds.of_folder(tmp_path / "configs", None), "/mini/compare").text
+
+    headings = re.findall(r"<h2>rows: ([^<]+)</h2>", page)
+    assert headings[0] == "1 row went"
+    assert re.fullmatch(r"\d+ rows in another split", headings[1])
+    assert headings[2] == "19 rows with another mask"
+    assert "1 left_out_by_hand</a>" in page

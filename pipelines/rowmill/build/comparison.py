@@ -9,10 +9,10 @@ dataset's shards compare that dataset only. Only files that differ are read.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias
 
 import polars as pl
 from pydantic import TypeAdapter
@@ -26,6 +26,7 @@ from rowmill.core.storage import Store
 from rowmill.parts.context import scan_rows
 from rowmill.schema import manifest
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
+from rowmill.sources.reading import number_source_parts
 from rowmill.stages import catalog, truncation_stats
 from rowmill.stages.base import StageDeclaration
 from rowmill.stages.training_splits import stage as training_splits
@@ -198,6 +199,136 @@ def _count_moves(store: Store, before: Manifest | None, after: Manifest | None) 
         added, removed, moved = map(int, sums.collect(engine="streaming").row(0))
         total = Moves(total.added + added, total.removed + removed, total.moved + moved)
     return total
+
+
+RowChange: TypeAlias = Literal["came", "went", "text", "split", "tokens", "mask"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedRows:
+    """How many rows of a dataset changed in one way, the first of them, and for rows that went how many by reason.
+
+    `rows` are ids in the build after the change; of rows that went, in the one before.
+    """
+
+    dataset: str
+    change: RowChange
+    count: int
+    rows: tuple[str, ...]
+    reasons: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+def list_changed_rows(
+    project: Project,
+    dataset: str,
+    before: Mapping[StageKey, Manifest],
+    after: Mapping[StageKey, Manifest],
+    *,
+    limit: int,
+) -> Iterator[ChangedRows]:
+    """Yield the rows of a dataset that came, went, or have another text, split, tokens or mask; none if there are none.
+
+    Rows are the same by content. One that went and one that came at the same place of a file changed its text. Files
+    that both builds have are not read, and equal rows are paired in their order.
+    """
+    store, name = project.store, project.recipe.name
+    sides = [[made.get((name, dataset, stage)) for stage in (RAW_DATASET, CANONICAL_ROWS)] for made in (before, after)]
+    rows = [_read_new_files(store, side[1], sides[1 - i][1], "rows", ["row_id", "content_hash", "split"])
+            for i, side in enumerate(sides)]  # fmt: skip
+    places = [_locate_rows(frame, side[0]) for frame, side in zip(rows, sides, strict=True)]
+    old, new = (
+        frame.with_columns(n=pl.int_range(pl.len()).over("content_hash"), place=place)
+        for frame, place in zip(rows, places, strict=True)
+    )
+    came, went = (
+        new.join(old, on=["content_hash", "n"], how="anti"),
+        old.join(new, on=["content_hash", "n"], how="anti"),
+    )
+    text = came.join(
+        went.unique("place", keep="first", maintain_order=True), on="place", how="semi", maintain_order="left"
+    )
+    came, went = (one.join(text, on="place", how="anti", maintain_order="left") for one in (came, went))
+    both = new.join(old, on=["content_hash", "n"], how="inner", suffix="_before", maintain_order="left")
+    found: dict[RowChange, pl.Series] = {
+        "came": came["row_id"], "went": went["row_id"], "text": text["row_id"],
+        "split": both.filter(pl.col("split") != pl.col("split_before"))["row_id"],
+    }  # fmt: skip
+    found |= _compare_examples(
+        store, *(made.get((name, dataset, TOKENIZED_EXAMPLES)) for made in (before, after)), both
+    )
+    reasons = _count_reasons(store, sides[1], set(went["place"].to_list()))
+    for change, row_ids in found.items():
+        if len(row_ids):
+            by_reason = reasons if change == "went" else {}
+            yield ChangedRows(dataset, change, len(row_ids), tuple(row_ids.head(limit).to_list()), by_reason)
+
+
+def _read_new_files(
+    store: Store, output: Manifest | None, other: Manifest | None, name: str, columns: list[str]
+) -> pl.DataFrame:
+    """Return columns of the files that the other version does not have."""
+    known = {file.digest for file in other.files(name)} if other is not None else set[str]()
+    files = [file for file in output.files(name) if file.rows and file.digest not in known] if output else []
+    if not files:
+        return pl.DataFrame(schema=dict.fromkeys(columns, pl.String) | {"content_hash": pl.Binary})[columns]
+    return scan_rows(store, files, columns).collect(engine="streaming")
+
+
+def _locate_rows(rows: pl.DataFrame, raw: Manifest | None) -> pl.Series:
+    """Return the file and record of each row."""
+    parts = [part for _, part in number_source_parts(raw)] if raw is not None else []
+    known = pl.DataFrame(
+        {"part": [part.part_id for part in parts], "url": [part.url for part in parts],
+         "first": [part.first_record for part in parts]},
+        schema={"part": pl.String, "url": pl.String, "first": pl.Int64},
+    )  # fmt: skip
+    split = rows.select(
+        part=pl.col("row_id").str.extract(r"^(.+):\d+(?:\.\d+)?$"),
+        number=pl.col("row_id").str.extract(r":(\d+)(?:\.\d+)?$").cast(pl.Int64),
+        further=pl.col("row_id").str.extract(r"(\.\d+)$").fill_null(""),
+    )
+    located = split.join(known, on="part", how="left", maintain_order="left")
+    return located.select(
+        pl.concat_str(
+            pl.col("url").fill_null(""), pl.lit(":"), pl.col("first").fill_null(0) + pl.col("number"), "further"
+        )
+    ).to_series()
+
+
+def _compare_examples(
+    store: Store, before: Manifest | None, after: Manifest | None, rows: pl.DataFrame
+) -> dict[RowChange, pl.Series]:
+    """Return the rows of both builds whose tokens, or of the same tokens whose mask, is another one."""
+    sides: list[pl.DataFrame] = []
+    for output, other in ((before, after), (after, before)):
+        known = {file.digest for file in other.files("examples")} if other is not None else set[str]()
+        files = [file for file in output.files("examples") if file.rows and file.digest not in known] if output else []
+        if not files:
+            return {}
+        hashed = scan_rows(store, files, ["row_ids", "input_ids", "loss_mask"]).select(
+            row_id=pl.col("row_ids").list.first(), ids=pl.col("input_ids").hash(), mask=pl.col("loss_mask").hash()
+        )
+        sides.append(hashed.collect(engine="streaming").unique("row_id", keep="first", maintain_order=True))
+    pairs = rows.join(sides[1], on="row_id", how="inner", maintain_order="left").join(
+        sides[0], left_on="row_id_before", right_on="row_id", how="inner", suffix="_old", maintain_order="left"
+    )
+    has_other_ids = pl.col("ids") != pl.col("ids_old")
+    return {
+        "tokens": pairs.filter(has_other_ids)["row_id"],
+        "mask": pairs.filter(~has_other_ids & (pl.col("mask") != pl.col("mask_old")))["row_id"],
+    }
+
+
+def _count_reasons(store: Store, side: Sequence[Manifest | None], places: set[str]) -> dict[str, int]:
+    """Count the reasons for which records at some places are rejected now; records that are not there have none."""
+    raw, rows = side
+    files = [file for file in rows.files("rejects") if file.rows] if rows is not None else []
+    if not files or not places:
+        return {}
+    rejects = scan_rows(store, files, ["row_id", "reason"]).collect(engine="streaming")
+    at_places = rejects.with_columns(place=_locate_rows(rejects, raw)).filter(pl.col("place").is_in(list(places)))
+    counted = at_places.group_by("reason").len().sort("len", "reason", descending=[True, False])
+    return dict(counted.iter_rows())
 
 
 # ── Since the last build ───────────────────────────────────────────────────────────────────────────

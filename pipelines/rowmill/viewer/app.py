@@ -134,6 +134,13 @@ def make_app(builds: Builds, *, host: str = "127.0.0.1", token: str = "") -> ASG
                     "/{recipe}/steps/{number}",
                     lambda build, of: pages.show_step(builds, build, of.path_params["number"]),
                 ),
+                *(
+                    (
+                        path,
+                        lambda build, of: pages.show_comparison(builds, build, of.path_params.get("other", "")),
+                    )
+                    for path in ("/{recipe}/compare", "/{recipe}/compare/{other}")
+                ),
                 ("/{recipe}/search", _search),
                 ("/{recipe}/selection", _select),
                 ("/{recipe}/sql", lambda build, of: queries.show_sql(builds, build, of.query_params.get("q", ""))),

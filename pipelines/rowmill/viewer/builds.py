@@ -128,6 +128,11 @@ class Builds:
             self._builds[f"{name} {version}"] = state, build
         return build
 
+    def list_versions(self, build: Build) -> list[tuple[str, str]]:
+        """Return the kept builds of a recipe, the newest first: the beginning of each version, and its time."""
+        kept = manifest.list_versions(build.project.store, (build.recipe, GPU_PARTITIONS))
+        return [(output.version[:12], output.built_at) for output in reversed(kept)]
+
     def open_views(self, project: Project) -> "duckdb.DuckDBPyConnection":
         """Return a connection of one's own to the views of a recipe, as `rowmill sql QUERY RECIPE` has them."""
         name = project.recipe.name
@@ -153,7 +158,8 @@ def _is_kept(build: Build) -> bool:
     ranks = build.find_output(None, GPU_PARTITIONS)
     if not build.version or ranks is None:
         return True
-    return build.project.store.exists(f"{manifest.get_stage_folder(ranks.key)}/versions/{ranks.version}.json")
+    names = build.project.store.list(f"{manifest.get_stage_folder(ranks.key)}/versions")
+    return any(name.startswith(ranks.version) for name in names)
 
 
 def _load(store: Store, key: StageKey, version: str | None) -> Manifest | None:
@@ -183,13 +189,11 @@ def _load_kept(
 ) -> dict[StageKey, Manifest | None]:
     """Return what a kept build was made of."""
     key = (project.recipe.name, GPU_PARTITIONS)
-    folder = f"{manifest.get_stage_folder(key)}/versions"
-    names = [name.removesuffix(".json") for name in project.store.list(folder) if name.endswith(".json")]
-    kept = [name for name in names if version and name.startswith(version)]
-    if len(kept) != 1:
+    kept = [one for one in manifest.list_versions(project.store, key) if one.version.startswith(version)]
+    if len({one.version for one in kept}) != 1:
         raise ConfigError(
             f"{project.recipe.name}: version {version} is not kept; it was removed by rowmill gc, or never was built; "
             "open the current build"
         )
-    lineage = collect_lineage(project, manifest.load_version(project.store, key, kept[0]))
+    lineage = collect_lineage(project, kept[-1])
     return {one: lineage.get(one) for one in loaded}

@@ -76,6 +76,11 @@ class Links(ReportLinks):
         """Return the address of a packed sequence."""
         return self.of("sequences", dataset, split, sequence)
 
+    def of_changes(self) -> str:
+        """Return the address of the comparison with the last build."""
+        changes = self.build.changes
+        return "" if changes is None else self.of("compare", changes.version[:12])
+
     def of_number(self, name: str, dataset: str | None = None) -> str:
         """Return the address of a count of a dataset, or of all."""
         if name.startswith("sequences of") or name in ("step", "steps", "rank", "ranks"):

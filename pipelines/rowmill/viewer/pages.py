@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from rowmill.build.comparison import RowChange, list_changed_rows
 from rowmill.core import html
 from rowmill.core.arrays import format_count, format_percent, format_time, join_facts
 from rowmill.core.errors import ConfigError, PipelineError
@@ -421,6 +422,34 @@ def show_step(builds: Builds, build: Build, number: str) -> str:
         if all(name in lineage.made for lineage in build.lineages.values() for name in (TRAINING_SPLITS,))
         else "Shards changed since this order was built: run rowmill build.",
     )
+
+
+CHANGES: Mapping[RowChange, str] = {
+    "came": "came", "went": "went", "text": "with another text", "split": "in another split",
+    "tokens": "with other tokens", "mask": "with another mask",
+}  # fmt: skip
+MAX_CHANGED_ROWS = 50
+"""Rows that are shown of each change of a dataset."""
+
+
+def show_comparison(builds: Builds, build: Build, version: str) -> str:
+    """Return the page of what changed between a kept build and this one, row by row."""
+    versions = builds.list_versions(build)
+    others = [one for one in versions if not one[0].startswith(build.version or "-")]
+    if not version:
+        version = next((name for name, at in others if not build.version or at < dict(versions)[build.version]), "")
+    if not version:
+        return render("compare", build=build, to=Links(build), other=None, others=others, changes=[], labels=CHANGES)
+    other = builds.open_build(build.recipe, version)
+    sides = [{key: output for key, output in one.made.items() if output is not None} for one in (other, build)]
+    changes: list[dict[str, Any]] = []
+    connection = builds.open_views(build.project)
+    for dataset in build.project.recipe.datasets:
+        for changed in list_changed_rows(build.project, dataset, *sides, limit=MAX_CHANGED_ROWS):
+            of = other if changed.change == "went" else build
+            shown = lists.read_list(connection, of, ListQuery("rows", {}, ids=changed.rows), counts=False).lines
+            changes.append({"one": changed, "rows": shown, "to": Links(of)})
+    return render("compare", build=build, to=Links(build), other=other, others=others, changes=changes, labels=CHANGES)
 
 
 # ── Search and SQL ─────────────────────────────────────────────────────────────────────────────────

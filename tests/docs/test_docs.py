@@ -287,7 +287,7 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
 def test_how_to_pages_are_few_and_short() -> None:
     words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in (ROOT / "docs/how-to").glob("*.md")}
 
-    assert len(words) <= 16
+    assert len(words) <= 17
     assert {name: count for name, count in words.items() if count >= 600} == {}
 
 

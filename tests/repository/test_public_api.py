@@ -24,7 +24,7 @@ PUBLIC = [
     *("BuildContext", "Json", "Row", "RowFormat", "register_format"),
     *("Project", "build_recipe", "open_project"),
     *("Batch", "PackedSequence", "Reader", "TrainingStep", "View"),
-    *("SourceLosses", "SourceNames", "loss_by_source"),
+    *("SourceLosses", "SourceNames", "ExampleLosses", "loss_by_source"),
     *("Datum", "ExampleTokens", "Rejected", "canonicalize_rows", "make_datum", "make_datums"),
     *("row_to_datum", "sft_tokenize", "tree_mask"),
     *("get_chat_template", "register_chat_template"),

@@ -253,9 +253,8 @@ def list_changed_rows(
         "came": came["row_id"], "went": went["row_id"], "text": text["row_id"],
         "split": both.filter(pl.col("split") != pl.col("split_before"))["row_id"],
     }  # fmt: skip
-    found |= _compare_examples(
-        store, *(made.get((name, dataset, TOKENIZED_EXAMPLES)) for made in (before, after)), both
-    )
+    old_examples, new_examples = (made.get((name, dataset, TOKENIZED_EXAMPLES)) for made in (before, after))
+    found |= _compare_examples(store, old_examples, new_examples, both)
     reasons = _count_reasons(store, sides[1], set(went["place"].to_list()))
     for change, row_ids in found.items():
         if len(row_ids):

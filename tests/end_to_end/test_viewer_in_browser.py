@@ -153,6 +153,26 @@ def test_rows_that_lost_most_are_found_from_the_flow_and_show_what_they_lost(vis
     assert demo.recipe.name == "demo"
 
 
+def test_what_came_in_since_the_last_build_is_linked_from_the_report(browser: Any, tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path).one("rows.jsonl", [chat(i) for i in range(30)])
+    workspace.build()
+    workspace.write("rows.jsonl", [chat(i) for i in range(34)])
+    built = workspace.build()
+    with serving(tmp_path, "mini") as served:
+        one = Visitor(browser, served)
+        page = one.go("/mini")
+        page.get_by_role("link", name="Since the last build", exact=True).click()
+        came = one.read_rows()
+        page.locator("tr[data-row] a").first.click()
+        shown = page.locator("article.row-view").get_attribute("data-row")
+        page.close()
+
+    every = [row["row_id"] for row in built.rows_of("rows", "canonical_rows", file="rows")]
+    assert came == every[30:]
+    assert shown == came[0]
+    assert one.errors == []
+
+
 # ── Pages ──────────────────────────────────────────────────────────────────────────────────────────
 def test_numbers_bars_reasons_and_samples_lead_to_their_rows_and_back(visitor: Visitor, demo: Project) -> None:
     facts = current(demo, "chats", "canonical_rows").facts

@@ -137,7 +137,9 @@ def _find_token_ranges(positions: BatchPositions, spans: FlatSpans) -> tuple[Int
     first = first + shares_left
     shares_right = kept & (stops > right) & (stops > spans.behind + offset) & (last > first)
     last = last - shares_right
-    withheld = np.unique(np.concatenate((first[shares_left] - 1, last[shares_right])))
+    is_withheld = np.zeros(len(starts), np.bool_)
+    is_withheld[first[shares_left] - 1] = is_withheld[last[shares_right]] = True
+    withheld = np.flatnonzero(is_withheld)
     kept &= first < last
     whole_left, whole_right = np.searchsorted(starts, left, "left"), np.searchsorted(ends, right, "right")
     boundary_tokens = int((last - first - np.maximum(whole_right - whole_left, 0))[kept].sum())

@@ -28,6 +28,7 @@ from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
 from rowmill.sources import Files, SourceFile, find_files, urls
 from rowmill.stages.base import PreparedStage, StageContext
+from rowmill.stages.inputs import list_input_versions
 from rowmill.tokenization import stored_tokenizers, tokenizer_source
 
 _EXECUTORS: dict[tuple[AnyExecutor, int], Executor] = {}
@@ -78,9 +79,9 @@ def find_outside_change(step: Step, context: StageContext, earlier: Manifest | N
     return None if find is None or earlier is None else find(context, earlier)
 
 
-def prepare_step(context: StageContext, step: Step) -> tuple[str, PreparedStage]:
-    """Return a step's fingerprint and the stage ready to run."""
-    versions = {"/".join(key): one.version for key, one in sorted(context.inputs.items())}
+def prepare_step(context: StageContext, step: Step, *, store: Store | None = None) -> tuple[str, PreparedStage]:
+    """Return a step's fingerprint and the stage ready to run; `store` has the inputs' ancestors, if another has."""
+    versions = list_input_versions(store or context.store, context.inputs, step.stage)
     prepared = step.stage.prepare(context)
     return step.stage.fingerprint(step.code_version, versions, list_waivers(context, step), prepared.outside), prepared
 
@@ -102,7 +103,8 @@ def find_kept_output(
     project: Project, step: Step, inputs: Mapping[StageKey, Manifest], *, scratch: Store
 ) -> Manifest | None:
     """Return the output that a build would reuse for these inputs; what is read on the way is kept in `scratch`."""
-    fingerprint, _ = prepare_step(make_stage_context(replace(project, store=scratch), step, inputs), step)
+    context = make_stage_context(replace(project, store=scratch), step, inputs)
+    fingerprint, _ = prepare_step(context, step, store=project.store)
     return find_reusable_output(project.store, step, fingerprint)
 
 

@@ -126,6 +126,9 @@ class StageDeclaration:
     inputs: tuple[str, ...] = ()
     """Names of the stages that it reads: of the same dataset, or, for a stage of the recipe, of every dataset. A stage
     without inputs reads source files."""
+    origins: tuple[str, ...] = ()
+    """Names of stages behind its inputs whose outputs it reads as well (`load_origin`). An input may be the same
+    although these changed, so they are in the fingerprint."""
     gates: tuple[str, ...] = ()
     """Names of other stages of the dataset whose checks must pass first although it does not read them."""
     gates_on_every_dataset: bool = False

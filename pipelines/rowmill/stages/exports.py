@@ -278,7 +278,7 @@ def make_export(context: StageContext) -> StageOutput:
 
 
 def _fingerprint_export(context: StageContext) -> str:
-    versions = sorted(("/".join(key), one.version) for key, one in context.inputs.items())
+    versions = inputs.list_input_versions(context.store, context.inputs, STAGE)
     waivers = sorted({waiver for one in context.inputs.values() for waiver in one.waivers})
     return digest_json(EXPORTS, identify_export(context.recipe, context.key[-1]), versions, waivers)
 
@@ -438,6 +438,7 @@ STAGE = StageDeclaration(
     identity=identify_export,
     prepare=lambda context: PreparedStage((), lambda: make_export(context)),
     inputs=(TRAINING_SPLITS, PACKED_SHARDS),
+    origins=(RAW_DATASET, TOKENIZED_EXAMPLES),
     gates_on_every_dataset=True,
     stats_inputs=StatsInputs(_count_export_rows),
     summarize=lambda facts, rows: (rows, format_count(facts.tokens, "token"), format_size(facts.size_bytes)),

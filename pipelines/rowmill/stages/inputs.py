@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
+from rowmill.checks.cross_stage import iterate_history
 from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store, read_tables
 from rowmill.recipe.recipe import Recipe
@@ -12,7 +13,7 @@ from rowmill.schema.manifest import Manifest, Part, StageKey
 from rowmill.schema.rows import DOMAIN_FIELD, PADDING_FIELD, SEGMENT_COLUMNS, TREE_FIELDS, RowKind
 from rowmill.sources import SourcePart
 from rowmill.sources.reading import load_part_groups, load_source_parts
-from rowmill.stages.base import StageContext
+from rowmill.stages.base import StageContext, StageDeclaration
 
 
 def load_order(store: Store, splits: Manifest, columns: Sequence[str] | None = None) -> pa.Table:
@@ -42,6 +43,14 @@ def list_filled_columns(recipe: Recipe, kind: RowKind) -> list[pa.Field]:
     """Return the columns of segments whose values come from examples."""
     domains = [DOMAIN_FIELD] if recipe.stores_domains else []
     return [*SEGMENT_COLUMNS.get(kind, ()), *recipe.rollout_fields.row_columns, *domains]
+
+
+def list_input_versions(store: Store, inputs: Mapping[StageKey, Manifest], stage: StageDeclaration) -> dict[str, str]:
+    """Return the versions of everything that a stage reads: its inputs, and what they were made of (`origins`)."""
+    read = dict(inputs)
+    for made in inputs.values() if stage.origins else ():
+        read |= {one.key: one for one in iterate_history(store, made) if one.stage in stage.origins}
+    return {"/".join(key): one.version for key, one in sorted(read.items())}
 
 
 def load_origin(context: StageContext, output: Manifest, stage: str) -> Manifest:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Integers, format_percent
-from rowmill.core.stage_names import TOKENIZED_EXAMPLES, TRUNCATION_STATS
+from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.core.storage import File, Store, read_tables
 from rowmill.executors import Executor
 from rowmill.kinds.shared.splits import SPLITS
@@ -322,6 +322,7 @@ STAGE = StageDeclaration(
     identity=identify_truncation_stats,
     prepare=lambda context: PreparedStage((), lambda: make_truncation_stats(context)),
     inputs=(TOKENIZED_EXAMPLES,),
+    origins=(CANONICAL_ROWS,),
     # It writes no rows; these are the measured ones.
     stats_inputs=StatsInputs(count_rows_by_fact("examples", "example"), tables=("lengths", "what_if")),
     summarize=_summarize_truncation_stats,

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets, format_percent, format_size
-from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRUNCATION_STATS
+from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.kinds.shared.splits import SPLITS
 from rowmill.packing.pack_plan import StreamStretch, choose_group_tokens, cut_groups, find_stretch, round_up
 from rowmill.parts.context import StageOutput, compute_share
@@ -389,6 +389,7 @@ STAGE = StageDeclaration(
     identity=identify_packed_shards,
     prepare=lambda context: PreparedStage((), lambda: make_packed_shards(context)),
     inputs=(TOKENIZED_EXAMPLES, RAW_DATASET),
+    origins=(CANONICAL_ROWS,),
     # Shards are not packed past a failed check of the statistics.
     gates=(TRUNCATION_STATS,),
     divides_into_shares=True,

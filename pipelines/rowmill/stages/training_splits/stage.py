@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Bools, Ints, compute_offsets, format_count, read_lists
 from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import IntegrityError
-from rowmill.core.stage_names import PACKED_SHARDS, TRAINING_SPLITS
+from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_json
 from rowmill.packing import rank_assignment
 from rowmill.packing.mixture import SampleSchedule, compute_wanted_shares, measure_share_error, schedule_sequences
@@ -521,6 +521,7 @@ STAGE = StageDeclaration(
     identity=identify_training_splits,
     prepare=lambda context: PreparedStage((), lambda: make_training_splits(context)),
     inputs=(PACKED_SHARDS,),
+    origins=(CANONICAL_ROWS,),
     shows_overdue=True,
     stats_inputs=StatsInputs(
         count_rows_by_fact("places", "place"), files={"rank_steps": "rank_steps"}, tables=("splits", "mixture")

@@ -193,3 +193,18 @@ def test_shards_are_not_made_of_a_source_that_their_examples_were_not_made_of(tm
         IntegrityError, match=rf"tokenized_examples: built from version {version[:12]} of mini/rows/raw"
     ):
         workspace.build(only=("packed_shards",))
+
+
+def test_export_and_order_are_those_of_an_empty_store_where_only_what_lies_behind_their_inputs_changed(
+    tmp_path: Path,
+) -> None:
+    workspace = Workspace(tmp_path)
+    exports = [{"kind": "native", "name": "shards"}]
+    for before, name in (("", "a.jsonl"), ("a.jsonl", "b.jsonl"), ("b.jsonl", "a.jsonl")):
+        if before:
+            (workspace.folder / "data" / before).unlink()
+        built = workspace.one(name, [pair(i) for i in range(40)], PAIR, exports=exports).build()
+        empty = tmp_path / f"empty-{name}-{bool(before)}"
+        empty.mkdir()
+
+        assert built.versions() == Workspace(tmp_path, str(empty)).build().versions()

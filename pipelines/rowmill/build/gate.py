@@ -153,11 +153,12 @@ def follow_held_versions(store: Store, inputs: Mapping[StageKey, Manifest]) -> d
 
 
 def _list_chain(key: StageKey) -> list[StageKey]:
-    """Return the stages that an output of a stage and its ancestors may be of: those of its dataset, or itself."""
+    """Return the stages that an output of a stage and its ancestors are of: those of its dataset, or itself."""
     stage = catalog.find_stage(manifest.get_stage_name(key))
     if stage.scope != "dataset":
         return [key]
-    return [(*key[:-1], other.name) for other in catalog.STAGES if other.scope == "dataset"]
+    before = (_list_chain((*key[:-1], name)) for name in stage.inputs)
+    return list(dict.fromkeys([key, *(one for chain in before for one in chain)]))
 
 
 def _held_file(key: StageKey) -> str:

@@ -66,6 +66,7 @@ CHATS: dict[str, Any] = {
     "bad_template_kwargs": {"messages": [USER, BOT], "chat_template_kwargs": {"tokenize": True}},
     "no_assistant": {"messages": [USER]},
     "no_loss_tokens": said(content="quiet", train=False),
+    "untrained_row": {"messages": [USER, BOT], "train": False},
     "content_dropped": {"messages": [USER, {**BOT, "content": "tools?"}], "tools": [{"name": "f"}]},
 }
 

@@ -229,6 +229,14 @@ FIRST_RECORDS: dict[str, Mistake] = {
         chats_of(DIALOGUES, loss={"mask": {"assistant": "mask"}}),
         r"small: datasets\.chats: of 20 records tried, zero_loss_rows is 100 %",
     ),
+    "flags by which nothing trains": (
+        chats_of({"messages": [one | {"train": False} for one in dialogue(i)["messages"]]} for i in range(30)),
+        r"small: datasets\.chats: of 20 records tried, zero_loss_rows is 100 %",
+    ),
+    "answers that nothing trains, where that is allowed": (
+        given(gates={"zero_loss_rows": {"at_most": 1}}, **chats_only(loss={"mask": {"assistant": "mask"}})),
+        r"small: datasets\.chats: of 20 records tried, nonempty is 0",
+    ),
     "context that no chat fits into": (
         given(seq_len=8), r"small: datasets\.chats: of 20 records tried, context_overflow is 100 %.*raise seq_len",
     ),

@@ -154,7 +154,10 @@ CHECKS: tuple[Check, ...] = (
     Check("unread_flags", (CANONICAL_ROWS,), "at_most", 0, "error",
         "rows with a key or a column that looks as if it said what trains, and that nothing reads",
         "say what it means in format.message_flags (train, mask or ignore), or leave a column out by "
-        "format.ignore_columns", applies_to="all data but tables", names_samples=True),
+        "format.ignore_columns",
+        of_kinds=dict.fromkeys(("pair", "text", "tokens"), "leave out the rows that must not train, or leave the "
+        "column out by format.ignore_columns if it says nothing of training"), applies_to="all data but tables",
+        names_samples=True),
     Check("unread_text", (CANONICAL_ROWS,), "at_most", 0.5, "error",
         "share of a record's text in a column that nothing reads",
         "name the column among those of the format if it belongs to the rows, or in format.ignore_columns if it does "

@@ -86,14 +86,16 @@ def test_two_exchanges_are_36_tokens_of_which_these_train(
 
 
 def test_two_exchanges_weigh_where_they_train_and_as_much_as_their_messages(tmp_path: Path) -> None:
-    """A user's message that weighs something trains, as by any flag; the one without a number weighs 1."""
+    """Weights say something of the model's messages only, unless `loss.mask` says that others train."""
     row = talk("U1 A1 U2 A2")
     row["messages"][0]["loss_weight"], row["messages"][1]["weight"] = 0.25, 0.5
-    (one,) = examples(tmp_path, row, loss={"weights": True})
-    stretches = ((range(1, 8), 0.25), (range(12, 17), 0.5), (range(30, 35), 1))
-    weights = {place: weight for places, weight in stretches for place in places}
-    assert one["loss_weights"] == [weights.get(i, 0) for i in range(36)]
-    assert trained(one) == [*weights]
+    answers = {**dict.fromkeys(range(12, 17), 0.5), **dict.fromkeys(range(30, 35), 1)}
+    questions = {**dict.fromkeys(range(1, 8), 0.25), **dict.fromkeys(range(18, 26), 1)}
+    trains_all = {"mask": {"user": "train", "assistant": "train"}}
+    for loss, weights in (({}, answers), (trains_all, dict(sorted({**answers, **questions}.items())))):
+        (one,) = examples(tmp_path / f"{len(loss)}", row, loss={"weights": True, **loss})
+        assert one["loss_weights"] == [weights.get(i, 0) for i in range(36)]
+        assert trained(one) == [*weights]
 
 
 WHOLE = "<s>S<e>\n<u>U1<e>\n<a>⟦A1<e>⟧\n<u>U2<e>\n<a>⟦A2<e>⟧\n"

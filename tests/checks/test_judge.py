@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 import pytest
 
-from rowmill.checks import catalog, judge
-from rowmill.checks.catalog import CHECKS, Check
+from rowmill.checks import judge
+from rowmill.checks.catalog import CHECKS
 from rowmill.checks.cross_stage import CROSS_STAGE_FACTS
 from rowmill.checks.gates import ExpectationType, Gates, Threshold, list_thresholds
 from rowmill.checks.judge import CheckResult
@@ -17,6 +17,7 @@ from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, GateError
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
+from rowmill.schema.checks import Check
 from rowmill.schema.manifest import NOT_APPLICABLE, Manifest
 from rowmill.schema.rows import RowKind
 
@@ -62,7 +63,7 @@ def test_judge_good_facts_passes_every_check(tmp_path: Path) -> None:
     [check for check in CHECKS if "canonical_rows" in check.stages and check.name not in CROSS_STAGE_FACTS],
     ids=lambda check: check.name,
 )
-def test_judge_fact_just_beyond_its_bound_fails_and_at_it_passes(tmp_path: Path, check: catalog.Check) -> None:
+def test_judge_fact_just_beyond_its_bound_fails_and_at_it_passes(tmp_path: Path, check: Check) -> None:
     beyond = check.bound + 0.001 if check.direction == "at_most" else check.bound - 0.001
     at = check.bound if check.warn_from is None else check.warn_from
     _, at_bound = _judged(Store(str(tmp_path / "at")), {**GOOD, check.name: at})

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from rowmill.checks.catalog import CHECKS, Check
+from rowmill.checks.catalog import CHECKS
 from rowmill.checks.cross_stage import CROSS_STAGE_FACTS
+from rowmill.schema.checks import Check
 from rowmill.schema.facts import UNCOUNTED, Uncounted, name_facts, read_facts
 from rowmill.stages import catalog
 from rowmill.stages.base import StageDeclaration

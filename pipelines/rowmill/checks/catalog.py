@@ -3,10 +3,6 @@
 This module is below recipes and stages in the layers: a recipe has an option for every check.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Final, Literal
-
 from rowmill.core.stage_names import (
     CANONICAL_ROWS,
     EXPORTS,
@@ -20,70 +16,10 @@ from rowmill.core.stage_names import (
     TRAINING_SPLITS,
     TRUNCATION_STATS,
 )
-from rowmill.schema.rows import RowKind
+from rowmill.schema.checks import Check
 
-Severity = Literal["error", "warn"]
-NAMES_OF_ROWS: Final[Mapping[RowKind, str]] = {
-    "conversation": "chats",
-    "pair": "pairs",
-    "text": "documents",
-    "record": "tables",
-    "preference": "preferences",
-    "prompt": "prompts",
-    "tokens": "token rows",
-}
-"""The names of row kinds in texts for users."""
 RESULT_VERSION = 8
 """Increase it when the meaning of a check or the form of a result changes: saved results are then judged again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A number that a stage's output must keep within a bound.
-
-    `name` is its key in `Manifest.facts`. A check that is not `waivable` guards correctness. `applies_to` describes the
-    data that it applies to, "" means all; for other data a stage reports it as not applicable.
-    """
-
-    name: str
-    stages: tuple[str, ...]
-    direction: Literal["at_most", "at_least"]
-    bound: float
-    severity: Severity
-    what: str
-    remedy: str
-    """`{recipe}` and `{dataset}` are replaced by those of the output; see `format_remedy`."""
-    waivable: bool = True
-    warn_from: float | None = None
-    """A value beyond it fails, but blocks only beyond `bound`; None: every failure blocks."""
-    applies_to: str = ""
-    of_kinds: Mapping[RowKind, str] = field(default_factory=dict[RowKind, str], hash=False)
-    """The remedies for row kinds that do not have the options of the general one."""
-    only_for: RowKind | None = None
-    """The kind of rows that the check exists for, `record` for tables; stages of other data do not count its fact."""
-    not_for: RowKind | None = None
-    """The kind of rows that the check does not exist for, although their stages count its fact."""
-    requested_by: tuple[str, ...] = ()
-    """The options of a dataset that ask for it: without any of them the check is off, which pages do not show, and not
-    applicable."""
-    is_share: bool = False
-    """Whether its number is a share, which people read as per cent; files and gates hold it as from 0 to 1."""
-    before_build: str = ""
-    """The remedy if the check fails on a dataset's first records, where the general one queries a build."""
-    names_samples: bool = False
-    """Whether its samples are sentences that describe the problem; every message about it then shows them."""
-
-    def exists_for(self, row_kind: RowKind | None) -> bool:
-        """Return whether datasets of these rows have the check; None: the whole recipe, or data of unknown kind."""
-        return self.only_for in (None, row_kind) and (row_kind is None or self.not_for != row_kind)
-
-    def choose_remedy(self, row_kinds: Collection[RowKind]) -> str:
-        """Return the remedy for datasets of these rows, with a remedy for each kind where they differ."""
-        remedies: dict[RowKind, str] = {kind: text for kind, text in self.of_kinds.items() if kind in row_kinds}
-        general = [] if remedies and len(remedies) == len(set(row_kinds)) else [self.remedy]
-        if not general and len(set(remedies.values())) == 1:
-            return next(iter(remedies.values()))
-        return "; ".join([*general, *(f"for {NAMES_OF_ROWS[kind]}: {text}" for kind, text in remedies.items())])
 
 
 CHECKS: tuple[Check, ...] = (

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from rowmill.checks.catalog import Severity, format_measure
+from rowmill.checks.catalog import format_measure
 from rowmill.checks.gates import Threshold
 from rowmill.checks.judge import CheckResult
 from rowmill.core import arrays, html
 from rowmill.core.html import escape_text
 from rowmill.core.storage import Store
 from rowmill.core.telemetry import silence_libraries
+from rowmill.schema.checks import Severity
 from rowmill.schema.manifest import Manifest, StageKey
 
 _GX_SEVERITIES: Mapping[Severity, str] = {"error": "critical", "warn": "warning"}

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from pydantic import Field, create_model, field_validator, model_validator
 
-from rowmill.checks.catalog import CHECKS, CHECKS_BY_NAME, RESULT_VERSION, Check, Severity, format_measure
+from rowmill.checks.catalog import CHECKS, CHECKS_BY_NAME, RESULT_VERSION, format_measure
 from rowmill.core.config import Config
 from rowmill.core.errors import hint_at_name, join_choices, suggest_name
 from rowmill.core.storage import Store, digest_json
+from rowmill.schema.checks import Check, Severity
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.rows import RowKind
 

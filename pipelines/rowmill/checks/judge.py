@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from rowmill.checks import cross_stage
-from rowmill.checks.catalog import CHECKS_BY_NAME, Severity, format_measure, format_remedy
+from rowmill.checks.catalog import CHECKS_BY_NAME, format_measure, format_remedy
 from rowmill.checks.gates import RUN_WAIVER_PREFIX, Threshold
 from rowmill.core.errors import GateError
 from rowmill.core.storage import DEFAULT_ROOT_NAME, Store, digest_json
+from rowmill.schema.checks import Severity
 from rowmill.schema.manifest import (
     NOT_APPLICABLE,
     Manifest,

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
 
 import orjson
 import pyarrow as pa
@@ -39,7 +39,6 @@ from rowmill.schema.rows import REJECTED_ROW_COLUMNS, RowKind
 if TYPE_CHECKING:
     import polars as pl
 
-    from rowmill.checks.judge import CheckResult
     from rowmill.sources.parts import SourcePart
 
 PREVIEW_CHARACTERS = 200
@@ -518,8 +517,40 @@ def record_manifest(
     set_current_versions(store, recipe, scope, manifest.stage, (manifest.version,))
 
 
+class JudgedCheck(Protocol):
+    """The result of a check, as the statistics keep it."""
+
+    @property
+    def check(self) -> str:
+        """The check's name."""
+
+    @property
+    def severity(self) -> str:
+        """Whether a failure blocks."""
+
+    @property
+    def value(self) -> float | None:
+        """Its number; None if it was not measured."""
+
+    @property
+    def bound(self) -> float:
+        """What the number is compared with."""
+
+    @property
+    def outcome(self) -> str:
+        """`passed`, `failed` or `not_applicable`."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether it passed."""
+
+    @property
+    def waiver(self) -> str:
+        """Why a failure was accepted; empty if it was not."""
+
+
 def write_check_results(
-    store: Store, manifest: Manifest, results: "Sequence[CheckResult]", *, judged_at: str | None = None
+    store: Store, manifest: Manifest, results: Sequence[JudgedCheck], *, judged_at: str | None = None
 ) -> None:
     """Write the check results of a version.
 

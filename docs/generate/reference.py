@@ -51,7 +51,7 @@ from rowmill.schema import ledger
 from rowmill.schema.rows import RowKind
 from rowmill.sources.encodings import CODECS
 from rowmill.sources.files import FORMATS_BY_SUFFIX
-from rowmill.sources.parts import Limits, RecordLimits
+from rowmill.sources.options import Limits, RecordLimits
 from rowmill.stats import views
 from rowmill.stats.views import list_view_names, query_views
 from rowmill.tokenization.tokenizer_source import TokenizerChoice

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.core.errors import SchemaError, SourceError
-from rowmill.sources import FileScan, HuggingFaceSource, RawRecord, encodings, json_files, parts, scan_source
-from rowmill.sources.parts import RecordLimits, cut_lines
+from rowmill.sources import FileScan, HuggingFaceSource, RawRecord, encodings, json_files, options, scan_source
+from rowmill.sources.options import RecordLimits
+from rowmill.sources.parts import cut_lines
 from tests.support.recipes import Workspace, chat
 from tests.support.source_files import reasons, records, scan_files, stager
 from tests.support.tiers import draw
@@ -164,7 +165,7 @@ def test_record_that_is_too_long_is_counted_by_a_build(tmp_path: Path) -> None:
 def small_files_may_expand(monkeypatch: pytest.MonkeyPatch) -> int:
     """Lower the size below which a file may expand as it likes, so that what is refused is small; return it."""
     free_bytes = 16 << 20
-    for module in (encodings, parts):
+    for module in (encodings, options):
         monkeypatch.setattr(module, "EXPANSION_FREE_BYTES", free_bytes)
     return free_bytes
 

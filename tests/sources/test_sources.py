@@ -47,7 +47,8 @@ from rowmill.sources import (
     read_records,
     scan_source,
 )
-from rowmill.sources.parts import Limits, PartContent, SampleBy, cut_lines, cut_rows, part_bytes, part_rows
+from rowmill.sources.options import Limits, SampleBy
+from rowmill.sources.parts import PartContent, cut_lines, cut_rows, part_bytes, part_rows
 from rowmill.sources.urls import expand_braces
 from tests.support.source_files import reasons, records, scan_content, scan_files, stager, values
 from tests.support.tiers import draw

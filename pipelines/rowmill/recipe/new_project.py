@@ -248,7 +248,7 @@ def _read_sample(file: SourceFile, folder: Path) -> tuple[Sample, dict[str, Any]
         sample = _take_sample(file, folder)
     except UnnamedColumnError as error:
         options = {"column_names": error.names}
-        return _take_sample(replace(file, source=file.source.model_copy(update=options)), folder), options
+        return _take_sample(replace(file, options=file.options.model_copy(update=options)), folder), options
     wrapped = find_wrapped_records(sample.records, list(KINDS.values()))
     if wrapped is None:
         return sample, {}

@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rowmill.core.errors import SchemaError, SourceError
+from rowmill.sources.options import require_columns, require_expansion
 from rowmill.sources.parts import (
     FileFormat,
     FileScan,
@@ -38,8 +39,6 @@ from rowmill.sources.parts import (
     PartContent,
     SourceFile,
     cut_rows,
-    require_columns,
-    require_expansion,
 )
 from rowmill.sources.urls import read_folder_columns
 

@@ -26,16 +26,15 @@ from rowmill.core.errors import SchemaError, SourceError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Rejected
 from rowmill.sources.dialect import DELIMITER_LINE, DIALECT_OPTIONS, Dialect, find_dialect
+from rowmill.sources.options import Limits, require_columns
 from rowmill.sources.parts import (
     FileFormat,
     FileScan,
-    Limits,
     OpenStream,
     PartContent,
     SourceFile,
     cut_rows,
     make_too_long_line,
-    require_columns,
 )
 
 _BLOCK_CHARS = 1 << 20
@@ -270,7 +269,7 @@ class _Delimited(FileFormat):
     def note_options(self, scan: FileScan, file: SourceFile, open_stream: OpenStream) -> FileScan:
         default = DEFAULT_DELIMITERS[file.suffix]
         with open_stream() as stream:
-            dialect = find_dialect(stream, scan.url, default=default, options=file.source)
+            dialect = find_dialect(stream, scan.url, default=default, options=file.options)
         if dialect.unnamed:
             with open_stream() as stream:
                 require_no_values(stream, scan.url, dialect)

@@ -20,11 +20,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rowmill.core.errors import SchemaError
+from rowmill.sources.options import FileOptions
 
 if TYPE_CHECKING:
     from _csv import Reader
-
-    from rowmill.sources.files import Files
 
 _HEAD_BYTES = 256 << 10
 _HEAD_RECORDS = 200
@@ -104,7 +103,7 @@ DIALECT_OPTIONS = ("delimiter", "quote", "escape", "header", "skip", "comment", 
 """The options of a source that say something about the dialect."""
 
 
-def find_dialect(stream: BinaryIO, url: str, *, default: str, options: "Files") -> Dialect:
+def find_dialect(stream: BinaryIO, url: str, *, default: str, options: FileOptions) -> Dialect:
     """Return the dialect of a file from its first records; what the recipe says is used if it fits.
 
     `default` is the delimiter of files with this suffix: it is used unless its header is one column and another

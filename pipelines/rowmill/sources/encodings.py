@@ -17,8 +17,36 @@ from typing import BinaryIO, cast
 import zstandard
 
 from rowmill.core.errors import SourceError
-from rowmill.sources.json_files import BlockStream
-from rowmill.sources.parts import EXPANSION_FREE_BYTES, require_expansion
+from rowmill.sources.options import EXPANSION_FREE_BYTES, require_expansion
+
+
+class BlockStream(io.RawIOBase):
+    """A stream of blocks, which are made as they are read; `on_close` is called when it is closed."""
+
+    def __init__(self, blocks: Iterator[bytes], on_close: Callable[[], None] | None = None) -> None:
+        self._blocks = blocks
+        self._on_close = on_close
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: "memoryview") -> int:  # pyrefly: ignore[bad-override]
+        """Fill `buffer` from the next block; return how many bytes, 0 at the end."""
+        while not self._ready and (block := next(self._blocks, None)) is not None:
+            self._ready = memoryview(block)
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def close(self) -> None:
+        """Close the stream."""
+        if not self.closed and self._on_close is not None:
+            self._on_close()
+        super().close()
+
 
 _ZSTD_INPUT_BYTES = 16 << 10
 """Compressed bytes per call; small, because one call returns everything that they expand to."""
@@ -102,17 +130,6 @@ _BINARY_MARKS = {
     b"PK\x03\x04": ".zip",
 }
 """First bytes of files that are no text, and the suffix under which each is read."""
-
-
-def check_encoding(name: str) -> str:
-    """Return Python's name of an encoding of text; raises ValueError if Python has no such encoding."""
-    try:
-        codec = codecs.lookup(name)
-        codecs.getincrementaldecoder(name)
-        b"a".decode(name, "ignore")
-    except LookupError:
-        raise ValueError(f"{name!r} is no encoding; write for example utf-8, utf-16, latin-1 or cp1252") from None
-    return codec.name
 
 
 def open_utf8(content: io.BufferedReader, url: str, requested: str | None) -> tuple[BinaryIO, str | None]:

@@ -22,15 +22,13 @@ from rowmill.core.remote import public_url
 from rowmill.core.storage import Store
 from rowmill.sources import arrow_files, delimited, json_files, plain_text, split_names, urls
 from rowmill.sources.dialect import DIALECT_OPTIONS, QUOTE
-from rowmill.sources.encodings import CODECS, check_encoding, open_content, open_utf8
+from rowmill.sources.encodings import CODECS, open_content, open_utf8
+from rowmill.sources.options import FileOptions, RecordLimits
 from rowmill.sources.parts import (
     SCAN_VERSION,
     FileFormat,
     FileScan,
-    Limits,
     PartContent,
-    RecordLimits,
-    SampleBy,
     SourceFile,
     SourcePart,
     SplitName,
@@ -84,12 +82,6 @@ ContentStager = Callable[[str, bytes], str]
 """Stores a staged copy under a name and returns its path or URL; equal names mean equal bytes."""
 
 
-def _require_one_character(text: str) -> str:
-    if len(text) != 1 or text in "\r\n":
-        raise ValueError(f"expected one character other than a line end, got {text!r}; write, for example, ';'")
-    return text
-
-
 def _require_asset_keys(keys: list[str]) -> list[str]:
     for key in keys:
         if not all(part and part == part.strip() for part in key.split("/")):
@@ -97,18 +89,12 @@ def _require_asset_keys(keys: list[str]) -> list[str]:
     return keys
 
 
-Character = Annotated[str, AfterValidator(_require_one_character)]
 AssetKeys = Annotated[list[str], AfterValidator(_require_asset_keys)]
 """Keys of assets of a Dagster project that write a source, as Dagster prints them: parts joined by slashes."""
 
 
-class Files(Config):
-    """Raw files: JSON Lines, JSON, Parquet, Arrow, CSV, TSV or text, compressed or not, on any storage."""
-
-    MEANT_BY: ClassVar = ("local", "json", "jsonl", "csv", "parquet", "path")
-
-    kind: Literal["files"] = "files"
-    """May be omitted if `train_urls`, `validation_urls` or `test_urls` is set."""
+class FileUrls(Config):
+    """Which files there are, by split."""
 
     train_urls: list[str] = Field(default=[])
     """fsspec URLs of the training rows: braces are expanded first, then globs; a folder means its data files. Relative
@@ -124,59 +110,6 @@ class Files(Config):
     """What happens to a file of a folder or glob that is named for another split than the list that holds it, such as
     `test-00000.jsonl` or `dev/a.jsonl` in `train_urls`: refuse the source, or ignore the name."""
 
-    sample_by: SampleBy = "document"
-    """What one record of a `.txt` file is: a `line`, a `paragraph` (the lines up to a blank line) or a `document` (the
-    whole file, of at most 64 MiB). Blank records are rejected as `blank`. Other kinds of files define their own
-    records."""
-
-    file_format: Literal["jsonl", "json", "parquet", "arrow", "csv", "tsv", "txt"] | None = None
-    """Format of all files, whatever their names end in; null: each by its suffix."""
-
-    encoding: Annotated[str, AfterValidator(check_encoding)] | None = None
-    """Encoding of text files, such as `latin-1` or `cp1252`; null: UTF-8, or UTF-16 and UTF-32 by their marks."""
-
-    field: str | None = Field(default=None, min_length=1)
-    """Path of the list whose elements are the records, in JSON files that hold one object: `data`, or `data.rows`."""
-
-    delimiter: Character | None = None
-    """Delimiter of the cells of CSV and TSV files; null: detected from the first records, preferring a comma or tab.
-    The detected one is recorded."""
-
-    quote: Character | None = None
-    """Quote character of cells of CSV and TSV files that hold the delimiter or a line end; null: a double quote."""
-
-    escape: Character | None = None
-    """Character of CSV and TSV files that makes a quote, a delimiter or itself part of a cell, such as a backslash;
-    null: a quote inside a cell is doubled, unless the first records show that backslashes escape it."""
-
-    header: Literal["auto"] | bool = "auto"
-    """Whether the first line of CSV and TSV files names the columns; false: they are `c1`, `c2`, … `auto`: it does, and
-    the check `doubtful_header` warns if it looks like the rows below it."""
-
-    skip: int | None = Field(default=None, ge=0)
-    """Lines before the header of CSV and TSV files; null: none, unless the first wide line is clearly the header."""
-
-    comment: str | None = Field(default=None, min_length=1)
-    """Text at the beginning of the lines of CSV and TSV files that are comments, such as `#`; null: there are none.
-    They are counted as `comment`, and no check counts them as rejects."""
-
-    column_names: list[str] | None = Field(default=None, min_length=1)
-    """Names of all columns of CSV and TSV files, in place of the header's; null: the header's."""
-
-    limits: Limits = Limits()
-    """Limits on the size of a record, a file and the source."""
-
-    license: str | None = Field(default=None, min_length=1)
-    """Licence of the records, which `rowmill card` states: an SPDX identifier such as `apache-2.0`, a name or a URL.
-    Does not change the bytes."""
-
-    tags: list[str] = Field(default=[])
-    """Names under which the dataset's evaluation is grouped; the dataset's name is always added."""
-
-    after: AssetKeys = Field(default=[])
-    """Keys of assets in your own Dagster project that write this source, such as `raw/conversations`: the dataset then
-    depends on them, and its sensor follows them instead of the files. Does not change the bytes."""
-
     @property
     def urls_by_split(self) -> Mapping[SplitName, list[str]]:
         """The URLs of each split, training rows first."""
@@ -191,6 +124,27 @@ class Files(Config):
     def _serialize_public_urls(self, values: list[str]) -> list[str]:
         """Serialize URLs without their secrets, so that no digest or dump of a recipe depends on a signature."""
         return [public_url(url) for url in values]
+
+
+# The last base gives the first options of the reference.
+class Files(FileOptions, FileUrls):
+    """Raw files: JSON Lines, JSON, Parquet, Arrow, CSV, TSV or text, compressed or not, on any storage."""
+
+    MEANT_BY: ClassVar = ("local", "json", "jsonl", "csv", "parquet", "path")
+
+    kind: Literal["files"] = "files"
+    """May be omitted if `train_urls`, `validation_urls` or `test_urls` is set."""
+
+    license: str | None = Field(default=None, min_length=1)
+    """Licence of the records, which `rowmill card` states: an SPDX identifier such as `apache-2.0`, a name or a URL.
+    Does not change the bytes."""
+
+    tags: list[str] = Field(default=[])
+    """Names under which the dataset's evaluation is grouped; the dataset's name is always added."""
+
+    after: AssetKeys = Field(default=[])
+    """Keys of assets in your own Dagster project that write this source, such as `raw/conversations`: the dataset then
+    depends on them, and its sensor follows them instead of the files. Does not change the bytes."""
 
     @model_validator(mode="after")
     def _check_options(self) -> "Files":
@@ -382,7 +336,7 @@ def _read_file(
         content = open_content(raw, file.codec, where.url, max_expansion=file.limits.max_expansion)
         if not file.format.is_text:
             return content
-        stream, encoding = open_utf8(content, where.url, file.source.encoding)
+        stream, encoding = open_utf8(content, where.url, file.options.encoding)
         return stream
 
     actual = file.format.detect(open_decoded, file)

@@ -18,7 +18,8 @@ from rowmill.core.storage import Store
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
 from rowmill.sources.files import ContentStager, is_valid_scan, stage_parts
-from rowmill.sources.parts import FileScan, RecordLimits, cut_rows, number_equal_parts
+from rowmill.sources.options import RecordLimits
+from rowmill.sources.parts import FileScan, cut_rows, number_equal_parts
 
 GenerationStage = Literal["parsed_records", "generated_series"]
 

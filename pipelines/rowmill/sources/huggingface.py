@@ -19,7 +19,8 @@ from rowmill.core.errors import SourceError, join_choices
 from rowmill.sources import urls
 from rowmill.sources.arrow_files import encode_batch
 from rowmill.sources.files import AssetKeys, ContentStager, is_valid_scan, stage_parts
-from rowmill.sources.parts import FileScan, RecordLimits, SplitName, assign_split_hint, cut_rows
+from rowmill.sources.options import RecordLimits
+from rowmill.sources.parts import FileScan, SplitName, assign_split_hint, cut_rows
 
 _BATCH_ROWS = 256
 

@@ -21,7 +21,7 @@ Objects one after another may be laid out in any way:
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 from typing import BinaryIO, TypeAlias, cast
@@ -31,6 +31,7 @@ import numpy.typing as npt
 import orjson
 
 from rowmill.core.errors import SourceError
+from rowmill.sources.encodings import BlockStream
 from rowmill.sources.parts import (
     BOM,
     FileFormat,
@@ -47,7 +48,7 @@ from rowmill.sources.parts import (
 class _JsonLines(FileFormat):
     def detect(self, open_stream: OpenStream, file: SourceFile) -> FileFormat:
         """Return the format of a list, or of objects that are laid out otherwise, under the name of JSON Lines."""
-        if file.source.field is not None:
+        if file.options.field is not None:
             return VALUE_FORMAT
         with open_stream() as stream:
             head = read_head(stream)
@@ -76,34 +77,6 @@ LINES_FORMAT = _JsonLines(
     is_json=True,
     is_own_lines=True,
 )
-
-
-class BlockStream(io.RawIOBase):
-    """A stream of blocks, which are made as they are read; `on_close` is called when it is closed."""
-
-    def __init__(self, blocks: Iterator[bytes], on_close: Callable[[], None] | None = None) -> None:
-        self._blocks = blocks
-        self._on_close = on_close
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: "memoryview") -> int:  # pyrefly: ignore[bad-override]
-        """Fill `buffer` from the next block; return how many bytes, 0 at the end."""
-        while not self._ready and (block := next(self._blocks, None)) is not None:
-            self._ready = memoryview(block)
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
-
-    def close(self) -> None:
-        """Close the stream."""
-        if not self.closed and self._on_close is not None:
-            self._on_close()
-        super().close()
 
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -323,7 +296,7 @@ class _JsonArray(FileFormat):
 
         If the first line alone is a JSON value, or too long to be examined, records are lines.
         """
-        if file.source.field is not None:
+        if file.options.field is not None:
             return VALUE_FORMAT
         limit = file.limits.max_record_bytes
         with open_stream() as stream:
@@ -355,8 +328,8 @@ class _JsonArray(FileFormat):
 class _JsonValue(FileFormat):
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: SourceFile) -> Iterator[PartContent]:
         limit = file.limits.max_record_bytes
-        if file.source.field is not None:
-            elements = split_elements(open_list(stream, scan.url, file.source.field), scan.url, limit, is_alone=False)
+        if file.options.field is not None:
+            elements = split_elements(open_list(stream, scan.url, file.options.field), scan.url, limit, is_alone=False)
             return cut_rows(map(remove_line_ends, elements), limit)
         # White space around the value does not count, but must be read to be recognized.
         value = stream.read(limit + BLOCK_BYTES)

@@ -1,4 +1,4 @@
-r"""A raw file as parts whose size grows with the file; limits on its size, its scan, and the base class of formats.
+r"""A raw file as parts whose size grows with the file, its scan, and the base class of formats.
 
     byte     0        512 Ki      1 Mi              25 Mi              800 Mi
     part     └── 0 ──┘└── 1 ──┘└── 2 …  49 ──────┘└─ o/50 bytes each ┘└─ 16 Mi each …
@@ -7,10 +7,8 @@ A part that starts at offset o ends at the first line end at or after o + size(o
 after it, so lines appended to a file change only its last part and add new ones: at most one fiftieth of a large file.
 Why not equal slices or content-defined chunks: `docs/decisions/0002`.
 
-A record that is too long, or has too long a run, is rejected, and its neighbours are kept; every other excess stops the
-build, because it is a mistake or an attack and would fill a disk before a check could see it. The default limits are
-far above real data. A record that is too long is never held in memory: its first bytes and its length are kept while
-the rest is skipped, and a placeholder line, which cannot be the start of any JSON, takes its place:
+A record that is too long is never held in memory: its first bytes and its length are kept while the rest is skipped,
+and a placeholder line, which cannot be the start of any JSON, takes its place:
 
     \0too_long_record <length> <limit> <first bytes>
 """
@@ -18,54 +16,19 @@ the rest is skipped, and a placeholder line, which cannot be the start of any JS
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
-from pydantic import Field
-
-from rowmill.core.config import Config, describe_type
-from rowmill.core.errors import SchemaError, SourceError
+from rowmill.core.config import describe_type
 from rowmill.core.json import Json
 from rowmill.schema.rows import Rejected
 from rowmill.sources.dialect import Dialect
+from rowmill.sources.options import FileOptions, Limits
 
-if TYPE_CHECKING:
-    from rowmill.sources.files import Files
-
-# ── Limits ──
+# ── Placeholders of records that are too long ──
 
 
 _TOO_LONG_PATTERN = re.compile(rb"\0too_long_record (\d{1,18}) (\d{1,18}) ")
 _SHOWN_BYTES = 200
-
-EXPANSION_FREE_BYTES = 256 << 20
-"""Content that any compressed file may have: short files of equal rows compress a thousandfold."""
-
-
-class RecordLimits(Config):
-    """Limits of one record."""
-
-    max_record_bytes: int = Field(default=64 << 20, ge=1024)
-    """Bytes of a record: a line, an element of a list, a row as JSON; a longer one is rejected as `too_long_record`.
-    Reading takes about ten times as much memory."""
-
-    max_run_chars: int = Field(default=1_000_000, ge=1000)
-    """Characters of a text without a border: letters and digits only, white space only, or signs only. A row with a
-    longer run is rejected as `too_long_run`, since its tokens would take minutes; real text has at most some
-    thousands. Raise it for long sequences without borders, such as those of genes."""
-
-
-class Limits(RecordLimits):
-    """Limits of one record, one file and one source."""
-
-    max_expansion: int = Field(default=200, ge=2)
-    """Bytes of content per byte of a compressed or Parquet file, past the first 256 MiB of content; real text has 3 to
-    20. A file that expands more stops the build."""
-
-    max_columns: int = Field(default=10_000, ge=1)
-    """Columns of a CSV, TSV or Parquet file; more stop the build."""
-
-    max_files: int = Field(default=100_000, ge=1)
-    """Files of a source; more stop the build."""
 
 
 def make_too_long_line(begin: bytes, length: int, limit: int) -> bytes:
@@ -82,24 +45,6 @@ def explain_too_long(line: bytes) -> str | None:
     """Return the length and limit of the record that a placeholder line replaces; None for any other line."""
     match = _TOO_LONG_PATTERN.match(line)
     return f"{int(match[1]):,} bytes; source.limits.max_record_bytes is {int(match[2]):,}" if match else None
-
-
-def require_expansion(url: str, content: int, size: int, limit: int) -> None:
-    """Refuse a file of `size` bytes whose content is at least `content` bytes, if that is too much."""
-    if content > EXPANSION_FREE_BYTES and content > size * limit:
-        raise SourceError(
-            f"{url}: expands to more than {limit} times its size ({size:,} bytes to over {content:,}); at most {limit} "
-            "times are allowed, which text never reaches; check the file, or raise source.limits.max_expansion"
-        )
-
-
-def require_columns(url: str, names: Sequence[str], limit: int) -> None:
-    """Refuse a table of too many columns."""
-    if len(names) > limit:
-        raise SchemaError(
-            f"{url}: has {len(names):,} columns; at most {limit:,} are allowed; check the delimiter, or raise "
-            "source.limits.max_columns"
-        )
 
 
 # ── Parts and scans ──
@@ -122,7 +67,6 @@ SplitName = Literal["train", "validation", "test"]
 
 HELD_OUT: tuple[SplitName, ...] = ("validation", "test")
 """The splits whose rows never train."""
-SampleBy = Literal["line", "paragraph", "document"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +330,7 @@ class SourceFile:
 
     url: str
     split_hint: SplitName | None
-    source: "Files"
+    options: FileOptions
     format: "FileFormat"
     suffix: str
     codec: str
@@ -395,7 +339,7 @@ class SourceFile:
     @property
     def limits(self) -> Limits:
         """Limits of its records, of the file, and of the source."""
-        return self.source.limits
+        return self.options.limits
 
     @property
     def is_seekable(self) -> bool:
@@ -404,7 +348,7 @@ class SourceFile:
 
     def list_asked(self, actual: "FileFormat") -> dict[str, Any]:
         """Return the options that decide how a file of a format is read, without those left to its content."""
-        options = {name: getattr(self.source, name) for name in sorted({*actual.options, "file_format"})}
+        options = {name: getattr(self.options, name) for name in sorted({*actual.options, "file_format"})}
         asked = {name: value for name, value in options.items() if value is not None and value != "auto"}
         return asked | ({"keeps_non_finite": self.keeps_non_finite} if actual.is_arrow else {})
 

@@ -22,14 +22,13 @@ from typing import BinaryIO
 import orjson
 
 from rowmill.core.errors import SourceError
+from rowmill.sources.options import Limits, SampleBy
 from rowmill.sources.parts import (
     BLANKS,
     BOM,
     FileFormat,
     FileScan,
-    Limits,
     PartContent,
-    SampleBy,
     SourceFile,
     bound_line,
     cut_pieces,
@@ -121,7 +120,7 @@ def _encode_text(text: bytes) -> bytes:
 
 class _PlainText(FileFormat):
     def cut_parts(self, stream: BinaryIO, scan: FileScan, file: SourceFile) -> Iterator[PartContent]:
-        return cut_plain_text(stream, scan.url, file.source.sample_by, file.limits)
+        return cut_plain_text(stream, scan.url, file.options.sample_by, file.limits)
 
 
 FORMAT = _PlainText(

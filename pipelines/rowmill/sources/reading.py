@@ -38,7 +38,8 @@ from rowmill.schema.rows import Rejected
 from rowmill.sources import urls
 from rowmill.sources.encodings import open_content, open_utf8
 from rowmill.sources.files import find_codec, find_file_format, scan_file
-from rowmill.sources.parts import BLANKS, BOM, FileFormat, FileScan, Limits, SourceFile, SourcePart, explain_too_long
+from rowmill.sources.options import Limits
+from rowmill.sources.parts import BLANKS, BOM, FileFormat, FileScan, SourceFile, SourcePart, explain_too_long
 
 DEPTH_LIMIT = 64
 """Nesting levels of objects and lists, counting the record as the first."""

@@ -25,7 +25,7 @@ from rowmill.core.json import Json, canonical_json, from_json
 from rowmill.core.remote import public_url
 from rowmill.schema.rows import Rejected, Row
 from rowmill.sources.files import Files, require_known_suffixes
-from rowmill.sources.parts import Limits
+from rowmill.sources.options import Limits
 
 Action = Literal["reject", "report"]
 

@@ -78,11 +78,13 @@ def copy_packages(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_layers_notice_every_import_across_them_and_a_module_outside_them(tmp_path: Path) -> None:
+def test_layers_notice_every_import_across_them_a_circle_and_a_module_outside_them(tmp_path: Path) -> None:
     copy_packages(tmp_path)
     for module, line in PLANTED.items():
         with (tmp_path / module).open("a", encoding="utf-8") as handle:
             handle.write(f"\n{line}\n")
+    with (tmp_path / "pipelines" / "rowmill" / "sources" / "options.py").open("a", encoding="utf-8") as handle:
+        handle.write("\ndef find():\n    from rowmill.sources.files import Files\n")
     (tmp_path / "pipelines" / "rowmill" / "unplaced.py").write_text("import rowmill.schema.rows\n", encoding="utf-8")
     result = lint_imports(tmp_path)
 
@@ -97,6 +99,7 @@ def test_layers_notice_every_import_across_them_and_a_module_outside_them(tmp_pa
             result.stdout,
         )
     assert "unplaced" in result.stdout
+    assert "No cycles are allowed in rowmill.sources." in result.stdout
 
 
 @pytest.mark.slow

@@ -14,8 +14,9 @@ from typing import Any, Literal
 import dagster as dg
 from pydantic import Field
 
-from dagster_rowmill.definitions import RecipeLoadError, define_recipe, make_broken_asset
+from dagster_rowmill.definitions import define_recipe, make_broken_asset
 from dagster_rowmill.names import name_group_of_file
+from dagster_rowmill.recipe_loading import RecipeLoadError
 from dagster_rowmill.resources import GATES_RESOURCE, NO_RUN_WAIVERS, StorageResource
 from rowmill.build.steps import Project
 from rowmill.core import config

@@ -10,7 +10,6 @@ import dagster_rowmill.import_order  # isort: skip  # noqa: F401
 import logging
 import os
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,17 @@ from dagster_rowmill.automation import (
 )
 from dagster_rowmill.factory import make_assets, make_stage_checks
 from dagster_rowmill.history import daily_prune_history, prune_history
-from dagster_rowmill.names import dagster_name, make_asset_key, name_group_of_file
+from dagster_rowmill.names import dagster_name
 from dagster_rowmill.outside_builds import make_outside_builds_sensor
+from dagster_rowmill.recipe_loading import (
+    RecipeLoadError,
+    configs_folder,
+    raise_together,
+    storage_root,
+    try_open_projects,
+)
 from dagster_rowmill.resources import GATES_RESOURCE, NO_RUN_WAIVERS, StorageResource
-from rowmill.build.steps import Project, open_project, plan_steps
-from rowmill.core.errors import ConfigError, PipelineError
+from rowmill.build.steps import Project, plan_steps
 from rowmill.core.installation import explain_old_package
 from rowmill.core.telemetry import silence_libraries
 from rowmill.recipe import recipe
@@ -38,20 +43,6 @@ from rowmill.recipe import recipe
 _LOG = logging.getLogger("dagster_rowmill")
 BROKEN_PART = "cannot_be_loaded"
 """The last part of the asset's key, which is its name in the graph."""
-
-
-class RecipeLoadError(PipelineError):
-    """A recipe that cannot be loaded, named as Dagster names its group."""
-
-    def __init__(self, group: str, message: str) -> None:
-        """Store both as arguments, so that pickling keeps them."""
-        super().__init__(group, message)
-        self.group = group
-        self.message = message
-
-    def __str__(self) -> str:
-        """Return the message alone."""
-        return self.message
 
 
 def make_broken_asset(error: RecipeLoadError) -> dg.AssetsDefinition:
@@ -82,22 +73,6 @@ def defs() -> dg.Definitions:
     )
 
 
-def configs_folder() -> Path:
-    """Return the folder of recipes: $ROWMILL_CONFIGS, or `configs` in the current folder."""
-    folder = Path(os.environ.get("ROWMILL_CONFIGS") or "configs")
-    if not folder.is_dir():
-        raise ConfigError(
-            f"{folder}: no such folder; recipes are <name>.yaml files in a configs folder; "
-            "make it, or set ROWMILL_CONFIGS"
-        )
-    return folder.absolute()
-
-
-def storage_root(configs: Path) -> str:
-    """Return the storage root: $ROWMILL_STORE, or `.rowmill` next to the configs folder."""
-    return os.environ.get("ROWMILL_STORE") or str(configs.parent / ".rowmill")
-
-
 def build_definitions(
     recipes: Sequence[Path],
     store: str,
@@ -123,7 +98,7 @@ def build_definitions(
         except RecipeLoadError as error:
             broken.append(error)
     if strict:
-        _raise_together(broken)
+        raise_together(broken)
     # An asset per group, since two recipes may have the same name in Dagster; the code server logs each.
     messages: dict[str, list[str]] = {}
     for error in broken:
@@ -140,11 +115,6 @@ def build_definitions(
         sensors=[make_outside_builds_sensor(shown)],
     )
     return dg.Definitions.merge(*defined, of_location)
-
-
-def _raise_together(broken: Sequence[RecipeLoadError]) -> None:
-    if broken:
-        raise ConfigError("\n".join(str(error) for error in broken))
 
 
 def define_recipe(project: Project, resources: Mapping[str, Any]) -> dg.Definitions:
@@ -172,51 +142,3 @@ def define_recipe(project: Project, resources: Mapping[str, Any]) -> dg.Definiti
             old = explain_old_package(name)
             message = str(old) if old else f"{name}: execution: Dagster refuses it: {reason}; correct that option"
             raise RecipeLoadError(dagster_name(name), message) from error
-
-
-def open_projects(recipes: Sequence[Path], store: str) -> list[Project]:
-    """Open every recipe file; all problems are raised as one error."""
-    projects, broken = try_open_projects(recipes, store)
-    _raise_together(broken)
-    return projects
-
-
-def try_open_projects(recipes: Sequence[Path], store: str) -> tuple[list[Project], list[RecipeLoadError]]:
-    """Return the projects that could be opened, and the problems of the others."""
-    projects: list[Project] = []
-    broken: list[RecipeLoadError] = []
-    for path in recipes:
-        try:
-            projects.append(open_project(path, store))
-        except PipelineError as error:
-            broken.append(RecipeLoadError(name_group_of_file(path.stem), str(error)))
-    broken += _find_name_clashes(recipes, projects)
-    unusable = {error.group for error in broken}
-    return [project for project in projects if dagster_name(project.recipe.name) not in unusable], broken
-
-
-def _find_name_clashes(recipes: Sequence[Path], projects: Sequence[Project]) -> list[RecipeLoadError]:
-    """Return an error for each name clash: Dagster's names have no hyphens, so `a-b` and `a_b` are the same."""
-    by_recipe = Counter(name_group_of_file(path.stem) for path in recipes)
-    clashes = [
-        RecipeLoadError(
-            name_group_of_file(path.stem),
-            f"{path}: recipe {path.stem!r} is named like another one; recipes must differ in more than "
-            "'-' and '_'; rename it",
-        )
-        for path in recipes
-        if by_recipe[name_group_of_file(path.stem)] > 1
-    ]
-    if clashes:
-        return clashes
-    keys = [make_asset_key(step.key) for project in projects for step in plan_steps(project)]
-    steps = Counter(key.to_python_identifier() for key in keys)
-    return [
-        RecipeLoadError(
-            dagster_name(key.path[0]),
-            f"{key.to_user_string()}: another stage has the same name in Dagster, {key.to_python_identifier()}; "
-            "dataset names must differ in more than '-', '_' and '__'; rename the dataset",
-        )
-        for key in keys
-        if steps[key.to_python_identifier()] > 1
-    ]

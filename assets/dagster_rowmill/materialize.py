@@ -13,9 +13,10 @@ from typing import Any
 import dagster as dg
 
 from dagster_rowmill.automation import RECIPE_TAG
-from dagster_rowmill.definitions import build_definitions, configs_folder, open_projects, storage_root
+from dagster_rowmill.definitions import build_definitions
 from dagster_rowmill.history import delete_old_runs, read_days_kept
 from dagster_rowmill.names import dagster_name, make_asset_key
+from dagster_rowmill.recipe_loading import configs_folder, open_projects, storage_root
 from rowmill.build.steps import plan_steps
 from rowmill.cli.ui import SERVER_ENVIRONMENT, prepare_home
 from rowmill.core import errors

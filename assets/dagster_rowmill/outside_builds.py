@@ -27,6 +27,7 @@ from dagster_rowmill.factory import (
 )
 from dagster_rowmill.history import find_current_versions, report_event
 from dagster_rowmill.names import make_asset_key
+from dagster_rowmill.recipe_loading import configs_folder, storage_root, try_open_projects
 from rowmill.build import runner
 from rowmill.build.gate import find_held_version, propose_run_waivers
 from rowmill.build.runner import StepReport
@@ -35,6 +36,7 @@ from rowmill.checks import judge
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import PipelineError
 from rowmill.core.storage import digest_json
+from rowmill.recipe import recipe
 from rowmill.reports import build_record
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
@@ -185,15 +187,12 @@ def make_outside_builds_sensor(projects: Sequence[Project]) -> dg.SensorDefiniti
 
 def report_to_home() -> int:
     """Report the outputs of this project to the instance in $DAGSTER_HOME; return an exit status."""
-    from dagster_rowmill import definitions
-    from rowmill.recipe import recipe
-
     try:
-        configs = definitions.configs_folder()
+        configs = configs_folder()
     except PipelineError:
         # Another project's workspace.yaml, whose code locations know their recipes.
         return 0
-    projects, _ = definitions.try_open_projects(recipe.find_recipes(configs), definitions.storage_root(configs))
+    projects, _ = try_open_projects(recipe.find_recipes(configs), storage_root(configs))
     reported = 0
     with dg.DagsterInstance.get() as instance:
         for project in projects:

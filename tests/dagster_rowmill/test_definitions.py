@@ -10,7 +10,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_rowmill.definitions import build_definitions, configs_folder
+from dagster_rowmill.definitions import build_definitions
+from dagster_rowmill.recipe_loading import configs_folder
 from rowmill.cli.error_boundary import ExitStatus
 from rowmill.core.errors import ConfigError
 from tests.support.cli_project import run

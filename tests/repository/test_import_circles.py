@@ -11,7 +11,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 STILL_CIRCULAR = (
-    "dagster_rowmill",
     "rowmill.conversation",
     "rowmill.kinds",
     "rowmill.reader",

@@ -14,9 +14,10 @@ from typing import Any
 import dagster as dg
 import yaml
 
-from dagster_rowmill.definitions import build_definitions, open_projects
+from dagster_rowmill.definitions import build_definitions
 from dagster_rowmill.materialize import materialize_recipe
 from dagster_rowmill.names import make_asset_key
+from dagster_rowmill.recipe_loading import open_projects
 from rowmill.build.steps import Project, plan_steps
 from rowmill.reader import Reader
 from rowmill.schema.manifest import Manifest, StageKey

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import rowmill.reader as reader_module
+import rowmill.reader.reader as reader_module
 from rowmill.core.errors import IntegrityError
 from rowmill.reader.schedule import BLOCK_SEQUENCES, DEPTH, PlannedBatch, read_ahead
 from tests.support.reader_builds import STEPPED, delivered, make, open_reader, shard_of

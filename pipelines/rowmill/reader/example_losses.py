@@ -10,18 +10,16 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rowmill.core.errors import ConfigError
+from rowmill.reader.reader import Reader
 from rowmill.schema.examples import IGNORED_LABEL
 from rowmill.schema.rows import PARENTS_COLUMN
-
-if TYPE_CHECKING:
-    from rowmill.reader import Reader
 
 SCHEMA = pa.schema([("example_id", pa.string()), ("step", pa.int64()), ("loss", pa.float64()), ("tokens", pa.int64())])
 """A line for each example in each step: the mean loss of its targets there, and their number."""
@@ -42,7 +40,7 @@ class ExampleLosses:
 
     """
 
-    def __init__(self, reader: "Reader", folder: str | Path) -> None:
+    def __init__(self, reader: Reader, folder: str | Path) -> None:
         self._reader, self._folder = reader, Path(folder)
         self._lines: list[tuple[str, int, float, int]] = []
         self._writer: pq.ParquetWriter | None = None

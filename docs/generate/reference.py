@@ -2,7 +2,8 @@
 
     python -m docs.generate.reference    docs/reference.md  docs/reference/  docs/walk.md  configs/schema/recipe.json
                                          README.md's table, docs/README.md's list of pages, answers in
-                                         docs/reference/queries.md, install lines wherever they are
+                                         docs/reference/queries.md, install lines wherever they are,
+                                         docs/images/pipeline.svg, docs/images/pipeline-narrow.svg
 
 Pages are functions of the code alone (no times, no paths, no terminal width), so a test can compare what is
 committed with what would be written.
@@ -21,7 +22,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from docs.generate import site, walkthrough
+from docs.generate import pipeline_picture, site, walkthrough
 from docs.generate.install_lines import render_pages_with_install_lines
 from docs.generate.reference_pages import divide_reference, make_anchor
 from rowmill import exports, sources
@@ -590,6 +591,7 @@ def render_code_pages(root: Path) -> dict[str, str]:
         "configs/schema/recipe.json": render_schema(),
         "README.md": replace_readme_table((root / "README.md").read_text(encoding="utf-8")),
         site.INDEX: site.replace_page_list((root / site.INDEX).read_text(encoding="utf-8")),
+        **pipeline_picture.render_pictures(),
     }
     return written | render_pages_with_install_lines(root, written)
 

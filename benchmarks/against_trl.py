@@ -33,6 +33,11 @@ from benchmarks import corpus, measure
 
 BUILD = "import sys; from rowmill.cli.main import main; sys.exit(main(sys.argv[1:]))"
 PICTURE = "docs/images/speed.svg"
+STYLE = (
+    ":root { color-scheme: light dark } text { fill: #1b1f27 } .ground { fill: #ffffff } .note { fill: #4d5666 } "
+    ".ours { fill: #3f7a4f } .theirs { fill: #9aa3b1 } @media (prefers-color-scheme: dark) { text { fill: #e8ebf0 } "
+    ".ground { fill: #14171d } .note { fill: #a9b2c1 } .ours { fill: #6fb583 } .theirs { fill: #6b7484 } }"
+)
 KEYS = ("role", "content", "reasoning_content", "tool_call_id", "name")
 
 
@@ -200,29 +205,31 @@ def draw() -> str:
     """Return the plot of the last results of each workload: million tokens per second, a peer's when it last ran."""
     drawn = find_last_results()
     fastest = max(of_peer["trl"]["trl"]["tokens"] / of_peer["trl"]["median_s"] for of_peer in drawn.values())
-    parts, y = list[str](), 56
+    parts, y = list[str](), 72
     for name, of_peer in drawn.items():
         result = of_peer["trl"]
         tokens = result["trl"]["tokens"]
         note = f"{result['rows']:,} rows, {tokens / 1e6:.1f} M tokens: {result['times']:.1f} times as fast as TRL"
-        parts.append(f'<text x="16" y="{y}" font-weight="600">{WORKLOADS[name].label}</text><text x="624" y="{y}" '
-                     f'text-anchor="end" fill="#555">{note}</text>')  # fmt: skip
-        bars = [("rowmill", result["median_s"], "#2563eb")]
-        bars += [(label, statistics.median(of_peer[peer][f"{peer}_runs_s"]), "#9ca3af")
+        parts.append(f'<text x="14" y="{y}" font-weight="600">{WORKLOADS[name].label}</text>')
+        y += 18
+        parts.append(f'<text class="note" x="14" y="{y}">{note}</text>')
+        bars = [("rowmill", result["median_s"], "ours")]
+        bars += [(label, statistics.median(of_peer[peer][f"{peer}_runs_s"]), "theirs")
                  for peer, label in PEERS if peer in of_peer]  # fmt: skip
-        for label, seconds, colour in bars:
+        for label, seconds, kind in bars:
             y += 22
-            width = max(2, round(380 * tokens / seconds / fastest))
-            parts.append(f'<text x="112" y="{y}" text-anchor="end">{label}</text><rect x="120" y="{y - 12}" '
-                         f'width="{width}" height="15" rx="2" fill="{colour}"/><text x="{width + 126}" y="{y}">'
+            width = max(2, round(210 * tokens / seconds / fastest))
+            parts.append(f'<text x="104" y="{y}" text-anchor="end">{label}</text><rect class="{kind}" x="112" '
+                         f'y="{y - 12}" width="{width}" height="15" rx="2"/><text x="{width + 118}" y="{y}">'
                          f"{tokens / seconds / 1e6:.2f} M/s, {seconds:.1f} s</text>")  # fmt: skip
         y += 36
-    style = 'font-family="system-ui, sans-serif" font-size="13" fill="#111"'
-    title = "Tokens per second: JSON Lines to packed shards with masks, whole processes, two cores"
+    title, subtitle = "Tokens per second", "JSON Lines to packed shards with masks, whole processes, two cores"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{y - 12}" viewBox="0 0 640 {y - 12}" role="img" '
-        f'{style} aria-label="{title}"><rect width="640" height="{y - 12}" fill="#ffffff"/>'
-        f'<text x="16" y="26" font-size="15" font-weight="600">{title}</text>{"".join(parts)}</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="460" height="{y - 12}" viewBox="0 0 460 {y - 12}" role="img" '
+        f'font-family="system-ui, sans-serif" font-size="13" aria-label="{title}: {subtitle}"><style>{STYLE}</style>'
+        f'<rect class="ground" width="460" height="{y - 12}" rx="8"/><text x="14" y="26" font-size="15" '
+        f'font-weight="600">{title}</text><text class="note" x="14" y="44" font-size="12">{subtitle}</text>'
+        f"{''.join(parts)}</svg>\n"
     )
 
 

@@ -7,16 +7,17 @@ Material as its `search/_/index.ts` does.
 import json
 import math
 import re
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from docs.generate import site as arrangement
 from tests.docs.test_docs import ROOT
+from tests.support.site import build_site
 
 ANSWERS = {
     "how do I keep system prompts": "Write a recipe",
@@ -31,6 +32,13 @@ ANSWERS = {
     "how do I remove near duplicates": "Remove contamination and near duplicates",
 }
 """What a newcomer asks, and the title of the page that the search must find first."""
+TERMS = {
+    "end_of_turn": "reference/loss.html",
+    "context_overflow": "reference/checks.html",
+    "resume": "how-to/train.html#resume-on-other-gpus",
+    "loss mask": "walk.html#5-tokens-and-the-loss-mask-tokenized_examples",
+}
+"""Names and terms, and a section that must be among the first three that the search finds."""
 SATURATION = 1.2
 """Lunr's k1; its b is 0, so the length of a text does not count."""
 STOP_WORDS = frozenset(
@@ -46,12 +54,7 @@ STOP_WORDS = frozenset(
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the site as `make site` does."""
-    pytest.importorskip("material", reason="MkDocs is not installed: pip install 'rowmill[docs]'")
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stdout + made.stderr
-    return folder
+    return build_site(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +113,42 @@ def test_first_page_that_the_search_finds_answers(question: str, index: dict[str
     pages = [titles[location.partition("#")[0]] for location in rank_sections(index, question)]
 
     assert pages[0] == ANSWERS[question], f"found first: {list(dict.fromkeys(pages))[:4]}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("term", TERMS)
+def test_search_finds_the_section_of_a_term(term: str, index: dict[str, Any]) -> None:
+    assert TERMS[term] in rank_sections(index, term)[:3]
+
+
+def test_first_page_is_the_readme_with_every_link_and_picture_inside_the_site() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = arrangement.compose_first_page((ROOT / arrangement.INDEX).read_text(encoding="utf-8"))
+
+    first_screen, _, _ = readme.partition("## Why")
+    assert page.startswith(first_screen.replace("docs/images", "images"))
+    assert all(f"**[{kind}]({pages[0]})**" in page for kind, pages in arrangement.group_pages().items())
+    assert "images/pipeline.svg" in page
+    named = re.findall(
+        r"""(?:\]\(|src="|srcset=")([^)"\s]+)""", arrangement.unlink_outside(page, Path(arrangement.INDEX).name)
+    )
+    inside = [target.partition("#")[0] for target in named if "://" not in target]
+    assert len(inside) > 20
+    assert [target for target in inside if target and not (ROOT / "docs" / target).is_file()] == []
+
+
+@pytest.mark.slow
+def test_pages_have_a_link_to_edit_them_only_where_the_forge_names_one(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/site.yml").read_text(encoding="utf-8"))
+    [build] = [step for step in workflow["jobs"]["build"]["steps"] if "run" in step]
+    [variable] = build["env"]
+    monkeypatch.setenv(variable, "https://forge.invalid/rowmill/edit/main/docs/")
+    there = build_site(tmp_path)
+
+    link = "https://forge.invalid/rowmill/edit/main/docs/"
+    assert f"{link}why.md" in (there / "why.html").read_text(encoding="utf-8")
+    for generated in ("index.html", "reference/loss.html", "walk.html"):
+        assert link not in (there / generated).read_text(encoding="utf-8")
+    assert "/edit/" not in (site / "why.html").read_text(encoding="utf-8")

@@ -160,7 +160,7 @@ def test_a_mistake_is_one_line_about_what_was_written(
     [
         ({"format": {"kind": "chat"}, "filters": {"min_chars": 3}},
          ("datasets.a.filters.min_chars: a chat dataset does not read this option; of filters it reads decontaminate, "
-         "deduplicate, max_items or near_duplicates; delete it")),
+         "deduplicate, leave_out, max_items or near_duplicates; delete it")),
         ({"format": {"kind": "chat", "min_chars": 3}}, "datasets.a.filters.min_chars: a chat dataset does not read"),
         ({"format": {"kind": "supervised"}, "loss": {"think_loss": "answer_only"}},
          "datasets.a.loss.think_loss: a supervised dataset does not read this option"),

@@ -197,7 +197,7 @@ def test_token_of_markup_is_text_and_a_token_without_text_is_a_square() -> None:
         texts=["</i><script>", "", "\n", "x"], kinds=["template", *["assistant"] * 3], messages=[-1, 0, 0, 0],
     )  # fmt: skip
     macros: Any = report_page.open_templates().get_template("sequence.html.jinja").module
-    page = Page(str(macros.sequence(report_page.describe_sequence(one))))
+    page = Page(str(macros.sequence(report_page.describe_sequence(one), report_page.ReportLinks())))
     assert page.tags.count("i") == 4
     assert "script" not in page.tags
     assert "</i><script>▫↵\nx" in page.words

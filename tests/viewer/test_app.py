@@ -11,9 +11,9 @@ from rowmill.checks.catalog import CHECKS_BY_NAME
 from rowmill.core.console import render_text
 from rowmill.inspection import inspect, trace
 from rowmill.reports import report_page, row_view
+from rowmill.reports.links import LISTS_OF_CHECKS
 from rowmill.schema.rows import parse_row_id
 from rowmill.viewer.builds import Builds
-from rowmill.viewer.links import LISTS_OF_CHECKS
 from tests.reports.conftest import HOSTILE, make_hostile_rows
 from tests.support.markup import Page
 from tests.support.recipes import PAIR, Built, Workspace, chat, pair

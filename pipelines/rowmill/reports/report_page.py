@@ -23,7 +23,6 @@ import numpy as np
 from rowmill.build import runner
 from rowmill.build.steps import Project
 from rowmill.checks import expectation_suite
-from rowmill.checks.judge import CheckResult
 from rowmill.core import html
 from rowmill.core.arrays import NO_NUMBER, format_count, format_percent, format_seconds, format_time, join_facts
 from rowmill.core.console import escape_control_characters
@@ -35,7 +34,7 @@ from rowmill.inspection import inspect
 from rowmill.inspection.trace import SequenceTrace, describe_segment, view_sequence
 from rowmill.reports import console, flows, plots
 from rowmill.reports.build_view import BuildView, describe_changes, list_tables, load_build_view, tabulate_changes
-from rowmill.reports.flows import FlowBranch, FlowLevel
+from rowmill.reports.links import ReportLinks
 from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS, WEIGHT_COLUMN
 from rowmill.schema.facts import TrainingSplitsFacts
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
@@ -76,49 +75,6 @@ LENGTH_HISTOGRAMS = ((TRUNCATION_STATS, "lengths"), (TOKENIZED_EXAMPLES, "exampl
 """Where a dataset's lengths are counted, by stage and histogram."""
 SHARE_COLUMNS = ("fill", "wanted", "got", "share")
 KEPT_REASON = "kept"
-
-
-class ReportLinks:
-    """Where a report's numbers lead: nowhere, in the file that can be mailed. The viewer's pages say where."""
-
-    folder = ""
-    """The address of the folder that holds the report and the pages of expectations."""
-
-    def of_number(self, name: str, dataset: str | None = None) -> str:
-        """Return the address of a count of a dataset, or of all."""
-        return ""
-
-    def of_check(self, result: CheckResult) -> str:
-        """Return the address of the rows on which a check failed."""
-        return ""
-
-    def of_flow(self, dataset: str | None, level: FlowLevel, branch: FlowBranch | None) -> str:
-        """Return the address of a level of a flow, or of what leaves it."""
-        return ""
-
-    def of_cell(self, output: Manifest | None, table: str, column: str, row: Mapping[str, object]) -> str:
-        """Return the address of a cell of an output's table."""
-        return ""
-
-    def of_bin(self, output: Manifest, histogram: str, lower: float, upper: float) -> str:
-        """Return the address of a bar of a histogram."""
-        return ""
-
-    def of_row(self, row_id: str) -> str:
-        """Return the address of a row, or of an example."""
-        return ""
-
-    def of_sequence(self, dataset: str, split: str, sequence: int) -> str:
-        """Return the address of a packed sequence."""
-        return ""
-
-    def of_changes(self) -> str:
-        """Return the address of the comparison with the last build."""
-        return ""
-
-    def mention_rows(self, text: str) -> str:
-        """Return text as markup in which each row id is a link."""
-        return html.escape_text(text)
 
 
 def report_path(recipe: str) -> str:

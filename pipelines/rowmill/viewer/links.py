@@ -1,80 +1,21 @@
-"""Addresses of the pages, and where each number of a report leads."""
+"""Where each number of a build's report leads: to the list of the rows behind it, with its filters."""
 
-import re
 from collections.abc import Mapping
-from typing import Final
-from urllib.parse import quote, urlencode
 
-from rowmill.checks.judge import CheckResult
-from rowmill.core import html
-from rowmill.core.stage_names import (
-    CANONICAL_ROWS,
-    PACKED_SHARDS,
-    RAW_DATASET,
-    TOKENIZED_EXAMPLES,
-    TRUNCATION_STATS,
-)
+from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TRUNCATION_STATS
 from rowmill.reports.flows import FlowBranch, FlowLevel
-from rowmill.reports.report_page import ReportLinks
+from rowmill.reports.links import SHORTENED, PageLinks
 from rowmill.schema.ledger import REJECT_REASONS, UNUSED_STATES
 from rowmill.schema.manifest import Manifest
 from rowmill.viewer.builds import Build
 
-ROW_ID: Final = re.compile(r"\b[0-9a-f]{16}:\d+(?:\.\d+)?(?:#\d+)?")
-"""A row id, or the id of an example."""
 
-SHORTENED: Final = {"removed": "any", "order": "-removed"}
-
-LISTS_OF_CHECKS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
-    "rejects": ("rejects", {}),
-    "duplicates": ("rejects", {"reason": "duplicate"}),
-    "contaminated": ("rejects", {"reason": "contaminated"}),
-    "near_duplicates": ("rejects", {"reason": "near_duplicate"}),
-    "content_dropped": ("rejects", {"reason": "content_dropped"}),
-    "type_mismatch": ("rejects", {"reason": "type_mismatch"}),
-    "unknown_roles": ("rows", {"role": "any"}),
-    "preference_data": ("rows", {}),
-    "unread_text": ("rows", {}),
-    "group_size": ("rows", {"order": "group"}),
-    "nonempty": ("rejects", {}),
-    "accounted": ("rejects", {}),
-    "zero_loss_rows": ("rejects", {"reason": "no_loss_tokens"}),
-    "render_equal": ("rejects", {"reason": "render_mismatch"}),
-    "context_overflow": ("rows", SHORTENED),
-    "end_to_end_loss": ("rows", SHORTENED),
-    "packing_loss": ("left_out", {}),
-    "limit_cost": ("rows", SHORTENED),
-    "dropped_share": ("left_out", {}),
-    "fill": ("rows", {"order": "tokens"}),
-    "short_documents": ("rows", {"order": "tokens"}),
-    "length_bias": ("rows", {"order": "-tokens"}),
-}
-"""The list that shows the rows a check is about, and its filters; of other checks the rows that its samples name, or
-all rows."""
-
-
-class Links(ReportLinks):
-    """Addresses in a build; each holds its version."""
+class Links(PageLinks):
+    """Where the numbers of a build's pages lead; each address holds the build's version."""
 
     def __init__(self, build: Build) -> None:
+        super().__init__(build.recipe, version=build.version)
         self.build = build
-        self.folder = f"/{quote(build.recipe)}/"
-
-    def of(self, *path: object, **query: object) -> str:
-        """Return the address of a page of the build."""
-        values = {name: value for name, value in query.items() if value not in (None, "")}
-        if self.build.version:
-            values["version"] = self.build.version
-        pieces = [self.folder.rstrip("/"), *(quote(str(piece), safe=":.") for piece in path)]
-        return "/".join(pieces) + (f"?{urlencode(values)}" if values else "")
-
-    def of_row(self, row_id: str) -> str:
-        """Return the address of a row, or of an example's row."""
-        return self.of("rows", row_id.partition("#")[0])
-
-    def of_sequence(self, dataset: str, split: str, sequence: int) -> str:
-        """Return the address of a packed sequence."""
-        return self.of("sequences", dataset, split, sequence)
 
     def of_changes(self) -> str:
         """Return the address of the comparison with the last build."""
@@ -92,14 +33,6 @@ class Links(ReportLinks):
             return "" if packed is None else self.of_sequence(str(dataset), "train", 0)
         order = {"tokens": "-tokens", "trained": "-trained", "examples": "-tokens"}.get(name)
         return self.of("rows", dataset=dataset, order=order)
-
-    def of_check(self, result: CheckResult) -> str:
-        """Return the address of the rows on which a check failed."""
-        dataset = result.key[1] if len(result.key) == 3 else None
-        if result.check in LISTS_OF_CHECKS:
-            page, filters = LISTS_OF_CHECKS[result.check]
-            return self.of(page, dataset=dataset, check=result.check, **filters)
-        return self.of("rows", dataset=dataset, check=result.check, stage=result.key[-1])
 
     def of_flow(self, dataset: str | None, level: FlowLevel, branch: FlowBranch | None) -> str:
         """Return the address of a level of a flow, or of what leaves it."""
@@ -171,15 +104,3 @@ class Links(ReportLinks):
         if table == "ranks":
             return self.of("steps", 0)
         return ""
-
-    def mention_rows(self, text: str) -> str:
-        """Return text as markup in which each row id is a link."""
-        shown, end = "", 0
-        for found in ROW_ID.finditer(text):
-            shown += html.escape_text(text[end : found.start()])
-            shown += html.link_text(html.escape_text(found.group()), self.of_row(found.group()))
-            end = found.end()
-        return shown + html.escape_text(text[end:])
-
-
-STAGES_WITH_REJECTS: Final = (CANONICAL_ROWS, TOKENIZED_EXAMPLES)

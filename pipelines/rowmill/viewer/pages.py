@@ -23,12 +23,13 @@ from rowmill.inspection import inspect, trace
 from rowmill.inspection.inspect import InspectedExample, InspectedRecord
 from rowmill.inspection.trace import RowTrace
 from rowmill.reports import report_page, row_view
+from rowmill.reports.links import ROW_ID
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.ledger import REASON_DESCRIPTIONS, REJECT_REASONS
 from rowmill.schema.rows import is_row_id, parse_row_id
 from rowmill.viewer import lists
 from rowmill.viewer.builds import Build, Builds
-from rowmill.viewer.links import ROW_ID, Links
+from rowmill.viewer.links import Links
 from rowmill.viewer.lists import ListQuery
 
 if TYPE_CHECKING:

@@ -66,11 +66,10 @@ def make_broken_asset(error: RecipeLoadError) -> dg.AssetsDefinition:
 def defs() -> dg.Definitions:
     """Load every recipe of this project."""
     configs = configs_folder()
-    served = os.environ.get("ROWMILL_REPORTS_URL", "")
     store = storage_root(configs)
-    return build_definitions(
-        recipe.find_recipes(configs), store, resources={"storage": StorageResource(root=store, reports_url=served)}
-    )
+    reports_url, viewer_url = (os.environ.get(name, "") for name in ("ROWMILL_REPORTS_URL", "ROWMILL_VIEWER_URL"))
+    storage = StorageResource(root=store, reports_url=reports_url, viewer_url=viewer_url)
+    return build_definitions(recipe.find_recipes(configs), store, resources={"storage": storage})
 
 
 def build_definitions(

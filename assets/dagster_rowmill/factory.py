@@ -194,6 +194,7 @@ def make_stage_asset(
                     storage.served(project.recipe.execution.reports_url),
                     # Judged without saving: a page that shows a result opens no gate.
                     judge.preview_checks(placed.store, report.manifest, chosen.shown_thresholds),
+                    storage.viewer_url,
                 ),
                 # Otherwise Dagster takes an output of other waivers for one of the recipe as it is.
                 tags={CODE_VERSION_TAG: chosen.code_version},
@@ -422,7 +423,7 @@ def make_stage_checks(project: Project, step: Step) -> dg.AssetChecksDefinition:
             if result.failed:
                 context.log.warning("%s: %s", "/".join(step.key[1:]), result.sentence)
             yield make_asset_check_result(
-                result, asset, metadata.make_check_page(result, placed.store, served, waivers)
+                result, asset, metadata.make_check_page(result, placed.store, served, waivers, storage.viewer_url)
             )
         if any(result.blocking for result in results):
             _HELD_BACK_RUNS.add(context.run.run_id)

@@ -38,6 +38,7 @@ from rowmill.core import arrays
 from rowmill.core.stage_names import GPU_PARTITIONS, RAW_DATASET
 from rowmill.core.storage import Store
 from rowmill.reports import alert_text, build_record, build_view, console, plots, report_page
+from rowmill.reports.links import ROW_ID, PageLinks
 from rowmill.schema.examples import COLUMN_DOCS
 from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, get_stage_folder
 from rowmill.stages import catalog
@@ -54,6 +55,8 @@ MAX_LINE_CHARS: Final = 40
 LINE_BREAK: Final = "\\\n"
 """Markdown's line break within a paragraph."""
 NAMED_FAILURES: Final = 3
+MAX_SAMPLE_LINKS: Final = 10
+"""Rows that a check's page links: Dagster shows Markdown of fewer than 1,000 characters inline."""
 CHECK_NAME: Final = re.compile(r"[A-Za-z0-9_]+")
 
 SUMMARY_KEY = "summary"
@@ -68,15 +71,24 @@ LOGGED_KEY = "logged to"
 """First words of the metadata keys of trackers, before the tracker's kind."""
 VERSION_KEY = "version"
 """Metadata key of the manifest version, in every materialization and check result."""
+VIEWER_KEY = "viewer"
+"""Metadata key of the viewer's list of the rows that a stage made, or on which a check failed."""
+SAMPLE_ROWS_KEY = "sample_rows"
+"""Metadata key of a check's samples as links to their rows in the viewer."""
 THRESHOLD_KEY = "threshold_digest"
 """Metadata key of the digest of the threshold that a check was judged under."""
 
 
 def make_stage_page(
-    project: Project, report: StepReport, reports_url: str = "", results: Sequence[CheckResult] = ()
+    project: Project,
+    report: StepReport,
+    reports_url: str = "",
+    results: Sequence[CheckResult] = (),
+    viewer_url: str = "",
 ) -> MetadataPage:
-    """Return the page of a stage that was just run or reused; `reports_url` is the base URL of served reports.
+    """Return the page of a stage that was just run or reused.
 
+    `reports_url` is the base URL of served reports, `viewer_url` that of a viewer, each empty if there is none.
     A page shows entries in this order: what a reader asks first comes first, and bookkeeping last.
     """
     output, store = report.manifest, project.store
@@ -87,12 +99,16 @@ def make_stage_page(
     if output.stage == GPU_PARTITIONS:
         is_read = alert_text.find_published_version(project) == output.version
         answer.append(f"**Trainers {'read' if is_read else 'do not read'} this version**")
-    if reports_url:
-        answer.append(f"[report]({link.value})")
+    rows_url = PageLinks(output.key[0], base=viewer_url).of_stage(output.key) if viewer_url else ""
+    addresses = {"report": str(link.value) if reports_url else "", "rows": rows_url}
+    if any(addresses.values()):
+        answer.append(" · ".join(f"[{name}]({address})" for name, address in addresses.items() if address))
     summary = write_summary(output, answer, describe_changes(project, report, build_changes))
     page: MetadataPage = {SUMMARY_KEY: dg.MetadataValue.md(summary)}
     if build_changes is not None and (table := build_view.tabulate_changes(build_changes)).rows:
         page[CHANGES_KEY] = _make_table_entry(table)
+    if rows_url:
+        page[VIEWER_KEY] = dg.MetadataValue.url(rows_url)
     page |= {"report": link, **show_trackers(build_record.load_log_results(project, output).values())}
     # The rows, the facts that are numbers, the tokens that a model sees, and the share that is trained.
     rows = catalog.count_output_rows(output)
@@ -220,12 +236,25 @@ def make_rank_page(manifest: Manifest, rank: str) -> MetadataPage:
 
 
 def make_check_page(
-    result: CheckResult, store: Store, reports_url: str = "", waivers: Sequence[Mapping[str, Any]] = ()
+    result: CheckResult,
+    store: Store,
+    reports_url: str = "",
+    waivers: Sequence[Mapping[str, Any]] = (),
+    viewer_url: str = "",
 ) -> MetadataPage:
     """Return the metadata of a check result; the gate reads the version and the threshold's digest.
 
-    `waivers` are those with which a run would get past the stage's results.
+    `waivers` are those with which a run would get past the stage's results. With a viewer, samples are also links.
     """
+    rows: MetadataPage = {}
+    if viewer_url:
+        links = PageLinks(result.key[0], base=viewer_url)
+        rows[VIEWER_KEY] = dg.MetadataValue.url(links.of_check(result))
+        # Only ids are written into Markdown, never the words of data around them.
+        named = dict.fromkeys(ROW_ID.findall(" ".join(result.samples)))
+        if named:
+            listed = "\n".join(f"- [{name}]({links.of_row(name)})" for name in list(named)[:MAX_SAMPLE_LINKS])
+            rows[SAMPLE_ROWS_KEY] = dg.MetadataValue.md(listed)
     # No entry if not measured or not applicable: Dagster cannot plot a key that is sometimes text.
     value = {} if result.value is None else {"value": dg.MetadataValue.float(result.value)}
     waiving: MetadataPage = {}
@@ -244,6 +273,7 @@ def make_check_page(
         "waiver": dg.MetadataValue.text(result.waiver or "none"),
         **waiving,
         "samples": dg.MetadataValue.text(("\n" if result.causes else " ").join(result.samples[:10]) or "none"),
+        **rows,
         VERSION_KEY: dg.MetadataValue.text(result.version),
         THRESHOLD_KEY: dg.MetadataValue.text(result.threshold_digest),
         "expectations": link_report(

@@ -65,6 +65,7 @@ def report_finished_steps(instance: dg.DagsterInstance, project: Project, finish
     """Report finished steps, each after its inputs; return how many were new to the instance."""
     deps, reported = find_asset_deps(plan_steps(project)), 0
     served = project.recipe.execution.reports_url or os.environ.get("ROWMILL_REPORTS_URL", "")
+    viewer_url = os.environ.get("ROWMILL_VIEWER_URL", "")
     for step, report, results in finished:
         asset = make_asset_key(step.key)
         inputs = [*map(make_asset_key, deps[step.key]), *find_upstream_assets(project, step)]
@@ -82,13 +83,13 @@ def report_finished_steps(instance: dg.DagsterInstance, project: Project, finish
         # An older version that is current again came after the newest event.
         is_later = newest is None or newest.timestamp < made_at
         timestamp = made_at if is_later else None
-        page = metadata.make_stage_page(project, report, served, results)
+        page = metadata.make_stage_page(project, report, served, results, viewer_url)
         made = dg.AssetMaterialization(asset, metadata=page, tags=tags | pointers)
         for event in (made, *iterate_materializations(step, report.manifest)):
             report_event(instance, event, timestamp=timestamp)
         waivers = propose_run_waivers(results)
         for result in [result for result in results if result.check not in step.off_checks]:
-            check_page = metadata.make_check_page(result, project.store, served, waivers)
+            check_page = metadata.make_check_page(result, project.store, served, waivers, viewer_url)
             evaluation = make_asset_check_result(result, asset, check_page)
             event = dg.AssetCheckEvaluation(
                 asset_key=asset,

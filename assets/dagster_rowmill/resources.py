@@ -16,6 +16,8 @@ class StorageResource(dg.ConfigurableResource[Any]):
     root: str
     reports_url: str = ""
     """Base URL of served reports; empty if they are not served."""
+    viewer_url: str = ""
+    """Address of a `rowmill view` over this storage; empty if there is none."""
 
     def store(self) -> Store:
         """Return the engine's store for the root."""

@@ -160,6 +160,22 @@ def test_page_leads_to_the_report_by_address_where_it_is_served_and_by_path_else
     assert page["threshold"].value == "at most 0.01"
 
 
+def test_pages_lead_to_lists_and_rows_of_a_viewer_and_only_ids_of_samples_become_links() -> None:
+    viewer = "http://127.0.0.1:3001/"
+    row_id = f"{'0a' * 8}:12"
+    samples = (f"role 'x': 3, the first is a.jsonl line 2 ({row_id})", f"{row_id}#0", CALLS_OUT)
+    check = metadata.make_check_page(_result(samples=samples), STORE, viewer_url=viewer)
+    stage = metadata.make_stage_page(PROJECT, report(), viewer_url=viewer)
+
+    assert check["viewer"].value == "http://127.0.0.1:3001/r/rows?dataset=d&check=unknown_roles&role=any"
+    address = f"http://127.0.0.1:3001/r/rows/{row_id}"
+    assert check["sample_rows"].value == f"- [{row_id}]({address})\n- [{row_id}#0]({address})"
+    assert stage["viewer"].value == "http://127.0.0.1:3001/r/left_out?dataset=d"
+    assert f"[rows]({stage['viewer'].value})" in stage["summary"].value
+    alone = metadata.make_check_page(_result(samples=samples), STORE) | make_page(report())
+    assert not {"viewer", "sample_rows"} & alone.keys()
+
+
 def _result(value: float | None = 0.2, samples: tuple[str, ...] = ()) -> CheckResult:
     return CheckResult(
         check="unknown_roles", key=("r", "d", "canonical_rows"), version="v", threshold_digest="t", value=value,

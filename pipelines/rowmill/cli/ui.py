@@ -48,7 +48,7 @@ def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
     require_free_port(host, port, "Dagster", "stop that program, or choose another port with --port")
     environment = os.environ | SERVER_ENVIRONMENT | {"DAGSTER_HOME": str(prepare_home(root))}
     if "ROWMILL_REPORTS_URL" not in environment:
-        environment["ROWMILL_REPORTS_URL"] = _start_viewer(root, host, port + 1)
+        environment["ROWMILL_REPORTS_URL"] = environment["ROWMILL_VIEWER_URL"] = _start_viewer(root, host, port + 1)
     # Dagster shows what builds made before its history began, or on another machine. If that fails, it has said so, and
     # the daemon reports the outputs later.
     subprocess.run([sys.executable, "-m", "dagster_rowmill.outside_builds"], env=environment, cwd=root, check=False)

@@ -56,6 +56,25 @@ def test_numbers_are_written_for_people(write: Callable[[Any], str], numbers: di
     assert (arrays.format_percent(0, 0), arrays.format_percent(1, 3)) == (arrays.NO_NUMBER, "33.3 %")
 
 
+def test_row_ids_are_links_on_a_terminal_that_a_viewer_serves_and_plain_text_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row_id = f"{'0a' * 8}:12"
+
+    def print_on(screen: Console) -> str:
+        screen.print(console.link_rows(f"see {row_id}#0, and \x1b[2J", "demo"))
+        return "\n".join(said(screen))
+
+    def make_terminal() -> Console:
+        return Console(file=io.StringIO(), force_terminal=True, width=200, color_system="truecolor")
+
+    assert print_on(make_terminal()) == f"see {row_id}#0, and ␛[2J"
+    monkeypatch.setenv("ROWMILL_VIEWER_URL", "http://127.0.0.1:3001")
+    linked = re.sub(r"id=\d+", "", print_on(make_terminal()))
+    assert f"\x1b]8;;http://127.0.0.1:3001/demo/rows/{row_id}\x1b\\{row_id}#0\x1b]8;;\x1b\\" in linked
+    assert print_on(plain_console()) == f"see {row_id}#0, and ␛[2J"
+
+
 @given(st.text())
 def test_visible_text_moves_no_cursor_and_keeps_every_line(text: str) -> None:
     shown = escape_control_characters(text)

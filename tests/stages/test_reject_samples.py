@@ -105,7 +105,7 @@ def test_every_place_that_shows_unknown_roles_shows_their_counts_and_a_line_of_t
     report = Path(report_page.write_report(built.project)).read_text(encoding="utf-8")
     shown = {
         "gate": str(refused.value),
-        "terminal": render_text(render_check_result(one)),
+        "terminal": render_text(render_check_result(built.project, one)),
         "dagster": metadata.make_check_page(one, built.project.store)["samples"].value,
         "report": report.replace("&#x27;", "'").replace("&#39;", "'"),
         "expectations": render_expectations_page(made, thresholds, [one]).replace("&#x27;", "'").replace("&#39;", "'"),

@@ -179,7 +179,10 @@ def test_row_is_shown_as_inspect_and_trace_show_it(built: Built, builds: Builds)
 
     assert record.rejected is None
     said = " ".join(page.split())
-    for shown in (row_view.render_inspected_record(record, colours=False), row_view.render_row_traces([traced])):
+    for shown in (
+        row_view.render_inspected_record(record, colours=False),
+        row_view.render_row_traces(built.project, [traced]),
+    ):
         words = render_text(shown)
         assert record.source in words
         assert record.source in said

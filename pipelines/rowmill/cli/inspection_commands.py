@@ -183,8 +183,12 @@ def _run_sql(args: argparse.Namespace) -> int:
         from rich.text import Text
 
         from rowmill.core.arrays import format_count
+        from rowmill.reports.console import link_rows
 
         count = Text(f"\n{format_count(len(rows), 'row')}", terminal.DIM)
+        if project is not None:
+            name = project.recipe.name
+            rows = [tuple(link_rows(cell, name) if type(cell) is str else cell for cell in row) for row in rows]
         show(terminal.make_grid(columns, list(rows), indent=0), count, sep="\n")
     return ExitStatus.SUCCESS
 
@@ -197,9 +201,9 @@ def _run_trace(args: argparse.Namespace) -> int:
     if args.sequence is not None:
         show(row_view.render_sequence_trace(trace_sequence(project, args.sequence)))
     elif args.row is not None:
-        show(row_view.render_row_traces(trace_row(project, args.row)))
+        show(row_view.render_row_traces(project, trace_row(project, args.row)))
     else:
-        show(row_view.render_row_traces(trace_source(project, args.source)))
+        show(row_view.render_row_traces(project, trace_source(project, args.source)))
     return ExitStatus.SUCCESS
 
 

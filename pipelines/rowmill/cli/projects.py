@@ -221,6 +221,9 @@ def add_view_command(commands: "Commands") -> None:
     view = commands.add_parser("view", help=about, description=f"{about[0].upper()}{about[1:]}.")
     view.set_defaults(command=_run_view)
     view.add_argument("recipe", metavar="RECIPE", nargs="?", help="recipe to begin with (default: a page of all)")
+    view.add_argument(
+        "what", metavar="WHAT", nargs="?", default="", help="what to begin with: a row id, file:line, 'step 12', a text"
+    )
     add_root_option(view)
     view.add_argument(
         "--losses", metavar="DIR", default="", help="folder of a trainer's ExampleLosses, shown with rows"
@@ -234,11 +237,16 @@ def add_view_command(commands: "Commands") -> None:
 
 
 def _run_view(args: argparse.Namespace) -> int:
+    from urllib.parse import urlencode
+
     from rowmill.cli.ui import require_free_port
     from rowmill.viewer import server
     from rowmill.viewer.builds import Builds
 
     path = None if args.recipe is None else recipe_path(args.recipe)
+    page = "" if path is None else path.stem
+    if args.what:
+        page += f"/search?{urlencode({'q': args.what})}"
     builds = Builds.of_folder(configs_folder(), choose_root(args), losses=args.losses, recipe=path)
     if path is not None:
         # A recipe that is not valid is an error of the command, not of a page.
@@ -248,7 +256,7 @@ def _run_view(args: argparse.Namespace) -> int:
         builds,
         host=args.host,
         port=args.port,
-        page="" if path is None else path.stem,
+        page=page,
         announce=lambda address: print(address, flush=True),
     )
     return ExitStatus.SUCCESS

@@ -113,7 +113,7 @@ def _run_use(args: argparse.Namespace) -> int:
     hold = gate.hold_version(project.store, report.manifest)
     _show_in_dagster(project, step, replace(report, held=hold), results)
     show(render_used_version(project, step, report.version))
-    show(render_step(step, report, results))
+    show(render_step(project, step, report, results))
     return ExitStatus.GATE_CLOSED if any(result.blocking for result in results) else ExitStatus.SUCCESS
 
 

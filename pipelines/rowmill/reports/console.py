@@ -1,5 +1,6 @@
 """What commands print: text for a terminal, aligned and coloured, and with `--json` an object for programs."""
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -10,9 +11,11 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from rowmill.checks.judge import format_recipe_argument
 from rowmill.core.arrays import NO_NUMBER, format_count, format_percent, format_seconds, format_size, join_facts
 from rowmill.core.console import BAD, DIM, GOOD, HEAD, LOOK, escape_control_characters, join_side_by_side, make_grid
 from rowmill.core.stage_names import TRUNCATION_STATS
+from rowmill.reports.links import ROW_ID, PageLinks
 from rowmill.schema.facts import read_facts
 from rowmill.stages import catalog
 
@@ -125,7 +128,9 @@ def render_parsed_files(parsed: "ParsedFiles") -> RenderableType:
 # ── build ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def render_step(step: "Step", report: "StepReport", results: "Sequence[CheckResult]") -> RenderableType:
+def render_step(
+    project: "Project", step: "Step", report: "StepReport", results: "Sequence[CheckResult]"
+) -> RenderableType:
     """Show one finished step: its duration, its output, and the checks that failed."""
     mark, style = choose_result_mark(results)
     time = "held" if report.held else "reused" if report.reused else format_seconds(report.seconds)
@@ -136,7 +141,7 @@ def render_step(step: "Step", report: "StepReport", results: "Sequence[CheckResu
         facts.append(f"{report.parts_reused} of {report.parts} parts reused, {read} read")
     line.append(join_facts(facts), DIM if report.reused else "")
     notes = [Text(f"    {report.held.sentence}", LOOK)] if report.held else []
-    return Group(line, *notes, *(render_check_result(result, indent=4) for result in results if result.failed))
+    return Group(line, *notes, *(render_check_result(project, result, indent=4) for result in results if result.failed))
 
 
 def choose_result_mark(results: "Iterable[CheckResult]") -> tuple[str, str]:
@@ -158,8 +163,8 @@ def summarize_output(manifest: "Manifest") -> str:
 # ── check results ──────────────────────────────────────────────────────────────────────────────────
 
 
-def render_check_result(result: "CheckResult", *, indent: int = 2) -> RenderableType:
-    """Show one check result; a failed one with its remedy and sample rows."""
+def render_check_result(project: "Project", result: "CheckResult", *, indent: int = 2) -> RenderableType:
+    """Show one check result; a failed one with its remedy, sample rows, and the command that shows the first."""
     if result.outcome == "not_applicable":
         line = Text(f"{NO_NUMBER} {result.check:<18}{'not applicable':>16}  applies to {result.applies_to}", DIM)
         return Padding(line, (0, 0, 0, indent), expand=False)
@@ -168,15 +173,36 @@ def render_check_result(result: "CheckResult", *, indent: int = 2) -> Renderable
         (f"{mark} ", style), f"{result.check:<18}", (f"{result.shown:>12}", "" if result.passed else style)
     )
     line = join_side_by_side(value, Text(f"{result.wanted}  {result.what}", DIM))
-    causes = [Text(escape_control_characters(cause)) for cause in result.causes]
+    causes = [link_rows(cause, result.key[0]) for cause in result.causes]
     lines: list[RenderableType] = [line, *(Padding(cause, (0, 0, 0, 4), expand=False) for cause in causes)]
     if not result.passed and result.waiver and not result.blocking:
         lines.append(Text(f"  waived: {escape_control_characters(result.waiver)}", DIM))
     elif not result.passed:
         lines.append(join_side_by_side(Text("  → ", style), Text(result.remedy, style), cells=4))
     if not result.passed and result.samples and not result.causes:
-        lines.append(Text(f"  see {escape_control_characters(', '.join(result.samples[:3]))}", DIM))
+        lines.append(link_rows(f"  see {', '.join(result.samples[:3])}", result.key[0], DIM))
+    if not result.passed and (named := ROW_ID.search(" ".join(result.samples))) is not None:
+        lines.append(Text(f"  {format_view_command(project, named.group())}", DIM))
     return Padding(Group(*lines), (0, 0, 0, indent), expand=False)
+
+
+def format_view_command(project: "Project", row_id: str) -> str:
+    """Return the command that shows a row, or an example's row, in the viewer."""
+    argument = format_recipe_argument(project.recipe.name, project.store.root)
+    return f"rowmill view {argument} {row_id.partition('#')[0]}"
+
+
+def link_rows(text: str, recipe: str, style: str = "") -> Text:
+    """Return text from data in which row ids are links, where $ROWMILL_VIEWER_URL says that a viewer runs.
+
+    Only a terminal gets the links (OSC 8); one that does not know them shows the text alone.
+    """
+    shown = Text(escape_control_characters(text), style)
+    if base := os.environ.get("ROWMILL_VIEWER_URL"):
+        links = PageLinks(recipe, base=base)
+        for found in ROW_ID.finditer(shown.plain):
+            shown.stylize(f"link {links.of_row(found.group())}", *found.span())
+    return shown
 
 
 def render_verification(
@@ -199,7 +225,7 @@ def render_verification(
     summary = join_facts(f"{count} {name}" for name, count in counts.items() if count or name == "passed")
     lines: list[RenderableType] = [render_title(project, summary)]
     for stage in checked:
-        shown = [render_check_result(result) for result in stage.results if every or result.failed]
+        shown = [render_check_result(project, result) for result in stage.results if every or result.failed]
         shown += [Text(f"  ✗ {escape_control_characters(line)}", BAD) for line in (*stage.disagreements, *stage.damage)]
         if deep and every and stage.files and not stage.damage:
             shown.append(_render_read_again([stage]))

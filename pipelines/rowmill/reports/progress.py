@@ -82,7 +82,7 @@ class BuildProgress:
 
     def finish(self, step: "Step", report: "StepReport", results: "Sequence[CheckResult]") -> None:
         """Receive a finished step."""
-        self._print(console.render_step(step, report, results))
+        self._print(console.render_step(self._project, step, report, results))
         if self._lines is not None:
             self._lines.finish(step)
 

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.text import Text
 
+from rowmill.build.steps import Project
 from rowmill.checks.mask_judge import MaskDefect, MaskDefectKind
 from rowmill.core.arrays import format_count, format_percent, join_facts
 from rowmill.core.console import (
@@ -40,6 +41,7 @@ from rowmill.inspection.trace import (
     describe_segment,
     format_range,
 )
+from rowmill.reports.console import format_view_command, link_rows
 from rowmill.schema.examples import ROW_FIELDS, WEIGHT_COLUMN, find_token_fields
 from rowmill.schema.ledger import REASON_DESCRIPTIONS
 from rowmill.schema.rows import ROW_KIND_COLUMNS
@@ -262,11 +264,12 @@ def _render_tree(trace: SequenceTrace, tree: SequenceTree) -> Iterator[Renderabl
 # ── Traces of rows, sequences and tokens ───────────────────────────────────────────────────────────
 
 
-def render_row_traces(traces: Sequence[RowTrace]) -> RenderableType:
-    """Show each row's source, its outcome at each stage, and every place that holds its tokens."""
+def render_row_traces(project: Project, traces: Sequence[RowTrace]) -> RenderableType:
+    """Show each row's source, its outcome at each stage, every place that holds its tokens, and where to look at it."""
     lines: list[RenderableType] = []
     for trace in traces:
-        lines += [Text.assemble((trace.dataset, HEAD), f"  {trace.row_id}"), *_render_origin(trace.origin)]
+        head = Text.assemble((trace.dataset, HEAD), "  ", link_rows(trace.row_id, project.recipe.name))
+        lines += [head, *_render_origin(trace.origin)]
         for i, fate in enumerate(trace.fates):
             outcome = join_facts([f"{fate.stage:<20}{fate.state}", fate.reason, fate.detail])
             lines.append(label_value("" if i else "fate", outcome, BAD if fate.state == "rejected" else ""))
@@ -285,7 +288,7 @@ def render_row_traces(traces: Sequence[RowTrace]) -> RenderableType:
             lines += _render_occurrences("", place.showings)
         if trace.order_note:
             lines.append(label_value("" if trace.places else "places", trace.order_note, LOOK))
-        lines.append(Text(""))
+        lines += [label_value("look", format_view_command(project, trace.row_id), DIM), Text("")]
     return Group(*lines)
 
 

@@ -147,7 +147,7 @@ def _render_failed_checks(build: BuildView, shown: Collection[StageKey]) -> Iter
         yield Text("")
     for result in below:
         yield Text(f"  {format_key(result.key)}", DIM)
-        yield render_check_result(result, indent=4)
+        yield render_check_result(build.project, result, indent=4)
 
 
 def _format_arguments(project: Project) -> str:

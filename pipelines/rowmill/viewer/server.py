@@ -40,7 +40,8 @@ def serve(
     listening = config.bind_socket() if port == 0 else None
     shown = f"[{host}]" if ":" in host else host
     at = listening.getsockname()[1] if listening is not None else port
-    announce(f"http://{shown}:{at}/{page}{f'?token={token}' if token else ''}")
+    asked = f"{'&' if '?' in page else '?'}token={token}" if token else ""
+    announce(f"http://{shown}:{at}/{page}{asked}")
     server.run(None if listening is None else [listening])
 
 

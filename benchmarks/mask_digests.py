@@ -35,6 +35,7 @@ import pyarrow.parquet as pq
 from docs.generate import template_table
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
+from rowmill.conversation.template_contract import observe_template_once
 from rowmill.conversation.turn_layouts import TurnLayout
 from rowmill.kinds.shared.reasoning import inline_reasoning
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected
@@ -126,7 +127,8 @@ Made = list[MaskedConversation] | Rejected
 def open_template(text: str, path: Way) -> tuple[dict[str, Any], Callable[[Conversation, str], tuple[str, Made]]]:
     """Return a template's contract, and the function that makes a conversation's examples and names the path taken."""
     printer = open_renderer(RendererSpec(text, template_table.SPECIAL_TOKENS))
-    prints_no_reasoning = printer.contract.reasoning == "none"
+    contract = observe_template_once(printer)
+    prints_no_reasoning = contract.reasoning == "none"
 
     @cache
     def open_masker(options: str) -> Masker:
@@ -159,7 +161,7 @@ def open_template(text: str, path: Way) -> tuple[dict[str, Any], Callable[[Conve
         rejects = [result for result in results if isinstance(result, Rejected)]
         return "slow", rejects[0] if rejects else [one for one in results if isinstance(one, MaskedConversation)]
 
-    return asdict(printer.contract), make
+    return asdict(contract), make
 
 
 # ── the conversations and the templates ──

@@ -24,7 +24,7 @@ from rowmill.checks.mask_judge import MaskDefect
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_contract import TemplateBehavior, iterate_text_runs
+from rowmill.conversation.template_contract import TemplateBehavior, iterate_text_runs, observe_template_once
 from rowmill.conversation.template_engines import replace_generation_tags
 from rowmill.conversation.template_registry import read_named_template
 from rowmill.core.arrays import format_count
@@ -169,7 +169,7 @@ def _read_records(path: Path) -> list[Json]:
 def study_template(data: Path, name: str, conversations: Sequence[Conversation]) -> TemplateResult:
     """Render and mask all chats with one template, and compare with its training template."""
     renderer, rules = _open_renderer(data, TrainingTemplate(name)), MaskRules()
-    line = TemplateResult(name, proof=prove_template(renderer, rules), contract=renderer.contract)
+    line = TemplateResult(name, proof=prove_template(renderer, rules), contract=observe_template_once(renderer))
     masker, judge = _make_masker(data, TrainingTemplate(name)), MaskJudge(renderer)
     has_blocks = line.contract.generation_blocks != "none"
     # A training template is compared with itself: its own blocks with the closed list.
@@ -212,7 +212,7 @@ def _make_masker(data: Path, one: TrainingTemplate, *, removes_blocks: bool = Fa
 
 def _list_added_texts(data: Path, one: TrainingTemplate) -> frozenset[str]:
     """Return the texts that a training template's blocks train and the closed list would not."""
-    differences = _open_renderer(data, one).contract.generation_differences
+    differences = observe_template_once(_open_renderer(data, one)).generation_differences
     return frozenset(text.removeprefix("adds ") for text in differences if text.startswith("adds "))
 
 

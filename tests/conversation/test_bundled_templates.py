@@ -12,6 +12,7 @@ from docs.generate.template_table import read_template_file
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec, Template, resolve_template
 from rowmill.conversation.renderer import Renderer
+from rowmill.conversation.template_contract import observe_template_once
 from rowmill.conversation.template_engines import replace_generation_tags
 from rowmill.conversation.template_registry import (
     get_chat_template,
@@ -52,7 +53,7 @@ def test_bundled_and_registered_templates_are_found_by_names_of_their_own() -> N
 @pytest.mark.parametrize("name", mark_all_but(["chatml", "llama3.1", "mistral", "qwen3"], list_bundled_templates()))
 def test_bundled_template_takes_the_fast_path_and_its_blocks_train_what_the_list_would(name: str) -> None:
     renderer = Renderer(RendererSpec(read_named_template(name), TOKENS))
-    contract = renderer.contract
+    contract = observe_template_once(renderer)
 
     assert renderer.render_path == "fast", renderer.fast_path_obstacle
     assert contract.generation_differences == DIFFERENCES.get(name, ())

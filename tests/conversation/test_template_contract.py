@@ -8,12 +8,17 @@ import pytest
 from rowmill.conversation.adaptation import make_nine_character_id
 from rowmill.conversation.options import RendererSpec
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_contract import TemplateBehavior, find_mismatched_prompts, list_template_warnings
+from rowmill.conversation.template_contract import (
+    TemplateBehavior,
+    find_mismatched_prompts,
+    list_template_warnings,
+    observe_template_once,
+)
 from rowmill.conversation.template_registry import read_named_template
 
 
 def contract(text: str, **tokens: str) -> TemplateBehavior:
-    return Renderer(RendererSpec(text, {"eos_token": "</s>", **tokens})).contract
+    return observe_template_once(Renderer(RendererSpec(text, {"eos_token": "</s>", **tokens})))
 
 
 LOOP = "{% for m in messages %}<|s|>{{ m.role }}\n{{ m.content }}<|e|>\n{% endfor %}"
@@ -153,10 +158,10 @@ def test_contract_of_qwen3_is_its_models_behaviour_and_knows_its_end_and_bos() -
     assert found.empty_reasoning == ("<think>\n\n</think>\n\n",)
 
     known = RendererSpec(LOOP + PROMPT, {"eos_token": "</s>"}, control_tokens=("<|e|>",))
-    assert Renderer(known).contract.end_is_one_token
+    assert observe_template_once(Renderer(known)).end_is_one_token
     assert not contract(LOOP + PROMPT).end_is_one_token
     spec = RendererSpec("{{ bos_token }}" + LOOP, {"bos_token": "<s>"}, adds_bos=True)
-    assert Renderer(spec).contract.bos == "double"
+    assert observe_template_once(Renderer(spec)).bos == "double"
 
 
 def test_nine_alphanumeric_ids_are_stable_and_kept_where_they_fit() -> None:

@@ -13,6 +13,7 @@ from rowmill.conversation.character_ownership import RenderedConversation
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec, Template, make_renderer_spec
 from rowmill.conversation.renderer import Renderer
+from rowmill.conversation.template_contract import observe_template_once
 from rowmill.conversation.template_engines import replace_generation_tags
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.json import Json
@@ -66,7 +67,7 @@ def test_qwen3_prefix_lengths_would_train_the_next_user_turn(template: str) -> N
     assert isinstance(whole, str)
     assert isinstance(prefix, str)
     assert not whole.startswith(prefix)
-    assert not renderer.contract.prefix_preserving["reasoning"]
+    assert not observe_template_once(renderer).prefix_preserving["reasoning"]
     assert trained(result) == "A1<|im_end|><think>\n\n</think>\n\nA2<|im_end|>"
 
 
@@ -152,7 +153,7 @@ def test_transformers_44301_reasoning_reaches_a_template_under_the_key_it_reads(
     )
     messages = canonical_messages(user("U1 question"), assistant("A1 answer", thinking="why so"))
     assert trained(masked(template, messages)) == "[why so]A1 answer<e>"
-    assert Renderer(RendererSpec(template)).contract.reasoning_key == key
+    assert observe_template_once(Renderer(RendererSpec(template))).reasoning_key == key
 
 
 def test_ms_swift_6467_nulls_that_arrow_added_reach_no_prompt(tmp_path: Path) -> None:
@@ -218,7 +219,7 @@ def test_torchtune_949_the_end_of_every_turn_trains(name: str, way: int) -> None
 
     result = masked(TWO_WAYS[name][way], TALK)
 
-    end = renderer.contract.finish
+    end = observe_template_once(renderer).finish
     assert end
     assert f"A1 answer{end}" in trained(result)
     assert trained(result).endswith(f"A2 answer{end}")
@@ -242,4 +243,4 @@ def test_template_that_prints_today_prints_the_recipes_day_on_every_day() -> Non
 
     assert str(source).startswith("01 January 2025")
     assert str(Renderer(other).plain(TALK, None, {})).startswith("06 May 2031")
-    assert Renderer(RendererSpec(dated)).contract.date_dependent
+    assert observe_template_once(Renderer(RendererSpec(dated))).date_dependent

@@ -22,7 +22,7 @@ from rowmill.conversation.character_ownership import RenderedConversation
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_contract import iterate_text_runs
+from rowmill.conversation.template_contract import iterate_text_runs, observe_template_once
 from rowmill.conversation.template_engines import replace_generation_tags
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.json import Json
@@ -125,7 +125,7 @@ def test_text_of_real_chats_is_the_references(name: str, real_data: Path) -> Non
             adapted, tools = as_seen(one, chat)
             theirs = render_jinja_template([adapted], tools=tools, chat_template=one.spec.text, **TOKENS)[0][0]
             assert judged_by.render(adapted, tools) == result.text
-            if not one.contract.date_dependent:
+            if not observe_template_once(one).date_dependent:
                 assert result.text == theirs
     assert accepted >= 15
     assert one.fast_path_obstacle == SLOW.get(name, "")
@@ -348,7 +348,7 @@ def test_ids_of_templates_equal_transformers(tokenizer: str, templates: Sequence
             assert isinstance(example, Example), (name, example)
             compared[name] += 1
             assert example.ids.tolist() == theirs(masked.text, add_special_tokens=False).input_ids, (name, chat.source)
-            if not one.contract.date_dependent:
+            if not observe_template_once(one).date_dependent:
                 adapted, tools = as_seen(one, chat)
                 given = theirs.apply_chat_template(
                     adapted, tools=tools, chat_template=text, tokenize=True, return_dict=False, **absent(special)
@@ -375,7 +375,7 @@ def test_assistant_mask_of_every_template_with_blocks_equals_transformers(tokeni
         masker = Masker(one, Loss(), rules)
         for chat in short_chats(real_data):
             result = masker.mask(Conversation(chat.messages, chat.tools))
-            if isinstance(result, Rejected) or one.contract.date_dependent or is_silent(result, chat):
+            if isinstance(result, Rejected) or observe_template_once(one).date_dependent or is_silent(result, chat):
                 continue
             (example,) = make_examples([result], [[]], encoder, TokenizationCounts())
             assert isinstance(example, Example)

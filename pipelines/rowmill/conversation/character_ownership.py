@@ -24,7 +24,7 @@ from functools import lru_cache, partial
 from itertools import accumulate, chain, pairwise
 from json.encoder import encode_basestring
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jinja2 import nodes
@@ -32,9 +32,6 @@ from numpy.typing import NDArray
 
 from rowmill.core.json import Json, iterate_strings
 from rowmill.schema.rows import ContentSpan, Message
-
-if TYPE_CHECKING:
-    from rowmill.conversation.renderer import Renderer
 
 OwnTextPart = Literal["content", "reasoning", "call_name", "call_key", "call_value"]
 
@@ -566,13 +563,15 @@ _ARGUMENT_REACH_CHARS = 256
 
 
 def locate_own_text(
-    renderer: "Renderer", rendered: RenderedConversation, messages: Sequence[Message], roles: frozenset[str]
+    ownership: CharacterOwnership | None,
+    rendered: RenderedConversation,
+    messages: Sequence[Message],
+    roles: frozenset[str],
 ) -> LocatedContent | None:
-    """Return the own text of a rendered conversation; None if the template prevents the proof.
+    """Return the own text of a rendered conversation; None without a proof of `ownership`.
 
     `messages` are the canonical ones, `roles` the model's roles.
     """
-    ownership = renderer.prove_ownership(rendered, roles)
     if ownership is None:
         return None
     adapted, text = rendered.messages, rendered.text

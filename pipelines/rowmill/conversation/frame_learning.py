@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rowmill.conversation.character_ownership import group_by_message, is_tool_missing, locate_own_text
 from rowmill.conversation.probe_conversations import make_learning_probes
+from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_frames import (
     TemplateFrames,
     TurnPrefix,
@@ -36,9 +37,6 @@ from rowmill.conversation.template_frames import (
 )
 from rowmill.core.json import Json, to_json
 from rowmill.schema.rows import ContentSpan, Message, Rejected
-
-if TYPE_CHECKING:
-    from rowmill.conversation.renderer import Renderer
 
 MAX_CACHED_FRAMES = 512
 """Pairs of template and template values whose frames a process keeps."""
@@ -108,7 +106,7 @@ class ProbeTurn:
 class FrameLearner:
     """Learns the frames of one template for one set of template values; each probe is rendered once."""
 
-    def __init__(self, renderer: "Renderer", roles: frozenset[str], kwargs: Mapping[str, Json]) -> None:
+    def __init__(self, renderer: Renderer, roles: frozenset[str], kwargs: Mapping[str, Json]) -> None:
         self._renderer = renderer
         self._roles = roles
         self._kwargs = kwargs
@@ -209,9 +207,10 @@ class FrameLearner:
 
     def _locate_turns(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> Iterator[ProbeTurn]:
         rendered = self._renderer.render(messages, tools, self._kwargs)
-        located = (
-            None if isinstance(rendered, Rejected) else locate_own_text(self._renderer, rendered, messages, self._roles)
-        )
+        located = None
+        if not isinstance(rendered, Rejected):
+            ownership = self._renderer.prove_ownership(rendered, self._roles)
+            located = locate_own_text(ownership, rendered, messages, self._roles)
         wanted = (i for i, m in enumerate(messages) if self._requires_all_messages or m["role"] in self._roles)
         # Template text of a message without own text cannot be separated from its neighbors'.
         if isinstance(rendered, Rejected) or located is None or any(i not in located.own for i in wanted):
@@ -520,12 +519,12 @@ def _quotes_probe(text: str) -> bool:
     return "qz" in text
 
 
-def learn_frames(renderer: "Renderer", roles: frozenset[str], kwargs: Mapping[str, Any]) -> TemplateFrames:
+def learn_frames(renderer: Renderer, roles: frozenset[str], kwargs: Mapping[str, Any]) -> TemplateFrames:
     """Learn the frames of a renderer's template for the given template values."""
     return FrameLearner(renderer, roles, kwargs).learn()
 
 
-def learn_frames_once(renderer: "Renderer", roles: frozenset[str], kwargs: Mapping[str, Any]) -> TemplateFrames:
+def learn_frames_once(renderer: Renderer, roles: frozenset[str], kwargs: Mapping[str, Any]) -> TemplateFrames:
     """Return the frames of a template for some template values, learned once per process."""
     key = f"{renderer.identity} {sorted(roles)} {to_json(dict(kwargs)) if kwargs else ''}"
     known = _FRAME_CACHE.get(key)

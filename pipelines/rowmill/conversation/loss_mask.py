@@ -18,7 +18,7 @@ from rowmill.conversation.frame_learning import MAX_CACHED_FRAMES, learn_frames_
 from rowmill.conversation.options import Loss, MaskRules
 from rowmill.conversation.part_weights import cut_parts, locate_parts
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_contract import TemplateBehavior
+from rowmill.conversation.template_contract import observe_template_once
 from rowmill.conversation.template_frames import TemplateFrames, get_call_ids, list_end_tokens
 from rowmill.conversation.turn_cutting import TurnCutter
 from rowmill.conversation.turn_layouts import MIN_FOREIGN_CHARS, TurnLayout, learn_layout
@@ -41,7 +41,7 @@ class Masker:
 
     def __init__(self, renderer: Renderer, loss: Loss, rules: MaskRules | None = None) -> None:
         self._renderer = renderer
-        self._contract: TemplateBehavior = renderer.contract
+        self._contract = observe_template_once(renderer)
         self._loss = loss
         self._trains_everything = loss.trains_everything
         self._rules = rules or MaskRules()
@@ -97,7 +97,8 @@ class Masker:
         if isinstance(printed, Rejected):
             return printed
         if self._trains_everything:
-            located = locate_own_text(self._renderer, printed, conversation.messages, self._roles) or LocatedContent()
+            ownership = self._renderer.prove_ownership(printed, self._roles)
+            located = locate_own_text(ownership, printed, conversation.messages, self._roles) or LocatedContent()
             whole = (Span(0, len(printed.text), -1),) if printed.text else ()
             return MaskedConversation(printed.text, whole, tuple(located.pieces()), _count_kinds(located.dropped))
         supervised = self.supervised(conversation.messages)
@@ -107,7 +108,8 @@ class Masker:
             if not any(message["role"] in self._roles for message in conversation.messages):
                 return Rejected("no_assistant", "no message has one of the model's roles")
             return Rejected("no_loss_tokens", "every message is context by its flag, role or the supervise option")
-        located = locate_own_text(self._renderer, printed, conversation.messages, self._roles)
+        ownership = self._renderer.prove_ownership(printed, self._roles)
+        located = locate_own_text(ownership, printed, conversation.messages, self._roles)
         if located is None:
             return _NOT_PROVEN
         return self._cut_and_verify(conversation, printed, supervised, located)
@@ -118,7 +120,8 @@ class Masker:
         printed = self._renderer.render(conversation.messages, conversation.tools, kwargs)
         if isinstance(printed, Rejected):
             return printed
-        located = locate_own_text(self._renderer, printed, conversation.messages, self._roles)
+        ownership = self._renderer.prove_ownership(printed, self._roles)
+        located = locate_own_text(ownership, printed, conversation.messages, self._roles)
         if located is None:
             return _NOT_PROVEN
         dropped = list(located.dropped)
@@ -348,7 +351,7 @@ class Masker:
         if isinstance(turn, Rejected) or whole.startswith(turn.text):
             return False
         index = len(through) - 1
-        located = locate_own_text(self._renderer, turn, through, self._roles)
+        located = locate_own_text(self._renderer.prove_ownership(turn, self._roles), turn, through, self._roles)
         pieces = located.own.get(index) if located is not None else None
         if not pieces:
             return True

@@ -7,7 +7,7 @@ A shape has one letter per message; the texts of a use are a `ProbeTexts`. Those
     r reasoning and answer   o reasoning alone   e reasoning and call   f reasoning, text and call
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
@@ -84,6 +84,14 @@ SENTINELS = ProbeTexts(
         "qzlookup", "qzlooks things up", {"qzplace": {"type": "string", "description": "qzplace"}}, ["qzplace"]
     ),
 )
+
+ENDING_SHAPES: Mapping[str, Sequence[str]] = {
+    "user": ("u",),
+    "system": ("s", "uas"),
+    "assistant": ("ua",),
+    "tool": ("uct", "ubt"),
+}
+"""By role: shapes that end with it, tried in turn."""
 _LEARNED_ARGUMENTS: tuple[Json, ...] = (
     {"qzplace": "qzvalue one"},
     {"qzplace": "qzvalue two", "qzcount": 12, "qzname": "qzname"},

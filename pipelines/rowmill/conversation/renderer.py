@@ -30,8 +30,7 @@ from rowmill.conversation.character_ownership import (
 )
 from rowmill.conversation.content_tracing import PlaceholderRendering
 from rowmill.conversation.options import RendererSpec
-from rowmill.conversation.probe_conversations import WHOLE_FLOATS, make_parity_probes
-from rowmill.conversation.template_contract import TemplateBehavior, observe_template, probe_generation_prompt
+from rowmill.conversation.probe_conversations import ENDING_SHAPES, SENTINELS, WHOLE_FLOATS, make_parity_probes
 from rowmill.conversation.template_engines import (
     MAX_TEMPLATE_CHARS,
     ChatSandbox,
@@ -41,7 +40,7 @@ from rowmill.conversation.template_engines import (
     make_too_deep_error,
     require_shallow_template,
 )
-from rowmill.conversation.template_frames import CONTROL_TAG_PATTERN
+from rowmill.conversation.template_frames import CONTROL_TAG_PATTERN, find_common_start, split_into_units
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.core.template_sandbox import MAX_OUTPUT_CHARS, MAX_STEPS, BudgetError
@@ -96,11 +95,6 @@ class Renderer:
     def identity(self) -> str:
         """A digest of everything that determines the rendered text."""
         return sha256(_encode_json(asdict(self.spec) | {"now": self.spec.now.isoformat()})).hexdigest()
-
-    @cached_property
-    def contract(self) -> TemplateBehavior:
-        """The template's behavior, observed on probes at the first access."""
-        return observe_template(self)
 
     @cached_property
     def _tracer(self) -> content_tracing.TracingRenderer:
@@ -195,13 +189,47 @@ class Renderer:
         if known is None:
             if len(self._prompts) > 4096:
                 self._prompts.clear()
-            known = probe_generation_prompt(self.render_probe, role, has_tools, kwargs, self.control_tokens)
+            known = self._probe_generation_prompt(role, has_tools=has_tools, kwargs=kwargs)
             self._prompts[key] = known
         return known
 
-    def open_proofs(self) -> None:
+    def _probe_generation_prompt(self, role: str, *, has_tools: bool, kwargs: Mapping[str, Json]) -> str:
+        """Return what the template adds after a message of that role to ask for an answer.
+
+        Empty if the template prints none, or refuses every probe that ends with the role.
+        """
+        other = [[*SENTINELS.make("u"), {"role": role, "content": "qzother"}]]
+        probes = [SENTINELS.make(shape) for shape in ENDING_SHAPES[role]] if role in ENDING_SHAPES else other
+        tools = (SENTINELS.tool,) if has_tools else None
+        for probe in probes:
+            prompted = self.render_probe(probe, tools, {**kwargs, "add_generation_prompt": True})
+            unprompted = self.render_probe(probe, tools, {**kwargs, "add_generation_prompt": False})
+            if isinstance(prompted, str):
+                last = probe[-1]["content"]
+                after, without = (
+                    one.rpartition(last)[2] if isinstance(one, str) else "" for one in (prompted, unprompted)
+                )
+                added = after[len(find_common_start(after, without, self.control_tokens)) :]
+                return self._remove_turn_end(added, kwargs)
+        return ""
+
+    def _remove_turn_end(self, added: str, kwargs: Mapping[str, Json]) -> str:
+        """Return a generation prompt without the end of the last turn, which a template may print only with it.
+
+        A chat that begins with an answer shows the header without such an end.
+        """
+        [answer] = SENTINELS.make("a")
+        alone = self.render_probe([answer], None, kwargs)
+        units = split_into_units(added, self.control_tokens)
+        header = "" if isinstance(alone, Rejected) else alone.partition(answer["content"])[0]
+        if not header or not units or units[0] in header:
+            return added
+        starts = [i for i, unit in enumerate(units) if unit in self.control_tokens]
+        return next((rest for i in starts if (rest := "".join(units[i:])) in header), added)
+
+    def open_tracer(self) -> None:
         """Open now what is otherwise opened at its first use, so that processes forked later share it."""
-        _ = self.contract, self._tracer
+        _ = self._tracer
 
     # ── probes ──
 

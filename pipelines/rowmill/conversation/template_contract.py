@@ -7,26 +7,22 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from rowmill.conversation.adaptation import ProbeRenderer, probe_argument_forms, shows_text
 from rowmill.conversation.character_ownership import locate_own_text
 from rowmill.conversation.frame_learning import learn_frames_once
 from rowmill.conversation.options import Loss
-from rowmill.conversation.probe_conversations import SENTINELS, make_call
+from rowmill.conversation.probe_conversations import ENDING_SHAPES, SENTINELS, make_call
+from rowmill.conversation.renderer import Renderer
 from rowmill.conversation.template_frames import (
     TemplateFrames,
     find_common_end,
-    find_common_start,
-    split_into_units,
     split_turn_prefix,
 )
 from rowmill.conversation.turn_cutting import TurnCutter
 from rowmill.core.json import Json
 from rowmill.schema.rows import Message, Rejected, Span
-
-if TYPE_CHECKING:
-    from rowmill.conversation.renderer import Renderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +113,24 @@ _REFUSABLE: Mapping[str, tuple[Sequence[Message], Sequence[Json] | None]] = {
     "leading_assistant": (SENTINELS.make("aua"), None),
     "tool_role": (_CALLED, _TOOLS),
 }
-_ENDING_SHAPES: Mapping[str, Sequence[str]] = {
-    "user": ("u",),
-    "system": ("s", "uas"),
-    "assistant": ("ua",),
-    "tool": ("uct", "ubt"),
-}
-"""By role: shapes that end with it, tried in turn."""
+MAX_CACHED_BEHAVIORS = 512
+"""Templates whose behavior a process keeps."""
+
+_BEHAVIOR_CACHE: dict[str, TemplateBehavior] = {}
+"""Behavior by renderer identity."""
 
 
-def observe_template(renderer: "Renderer") -> TemplateBehavior:
+def observe_template_once(renderer: Renderer) -> TemplateBehavior:
+    """Return what a template does, observed once per process."""
+    known = _BEHAVIOR_CACHE.get(renderer.identity)
+    if known is None:
+        if len(_BEHAVIOR_CACHE) >= MAX_CACHED_BEHAVIORS:
+            _BEHAVIOR_CACHE.clear()
+        known = _BEHAVIOR_CACHE[renderer.identity] = observe_template(renderer)
+    return known
+
+
+def observe_template(renderer: Renderer) -> TemplateBehavior:
     """Observe every property of a template on probes."""
     render = renderer.render_probe
     frames = learn_frames_once(renderer, _MODEL, {})
@@ -188,46 +192,8 @@ def observe_template(renderer: "Renderer") -> TemplateBehavior:
 # ── how a turn begins ──
 
 
-def probe_generation_prompt(
-    render: ProbeRenderer, role: str, has_tools: bool, kwargs: Mapping[str, Json], control_tokens: tuple[str, ...]
-) -> str:
-    """Return the generation prompt after a message of that role: what the template adds for it.
-
-    Empty if the template prints none, or refuses every probe that ends with the role.
-    """
-    other = [[*SENTINELS.make("u"), {"role": role, "content": "qzother"}]]
-    probes = [SENTINELS.make(shape) for shape in _ENDING_SHAPES[role]] if role in _ENDING_SHAPES else other
-    tools = _TOOLS if has_tools else None
-    for probe in probes:
-        prompted = render(probe, tools, {**kwargs, "add_generation_prompt": True})
-        unprompted = render(probe, tools, {**kwargs, "add_generation_prompt": False})
-        if isinstance(prompted, str):
-            last = probe[-1]["content"]
-            after, without = (one.rpartition(last)[2] if isinstance(one, str) else "" for one in (prompted, unprompted))
-            added = after[len(find_common_start(after, without, control_tokens)) :]
-            return _remove_turn_end(render, added, kwargs, control_tokens)
-    return ""
-
-
-def _remove_turn_end(
-    render: ProbeRenderer, added: str, kwargs: Mapping[str, Json], control_tokens: tuple[str, ...]
-) -> str:
-    """Return a generation prompt without the end of the last turn, which a template may print only with it.
-
-    A chat that begins with an answer shows the header without such an end.
-    """
-    [answer] = SENTINELS.make("a")
-    alone = render([answer], None, kwargs)
-    units = split_into_units(added, control_tokens)
-    header = "" if isinstance(alone, Rejected) else alone.partition(answer["content"])[0]
-    if not header or not units or units[0] in header:
-        return added
-    starts = [i for i, unit in enumerate(units) if unit in control_tokens]
-    return next((rest for i in starts if (rest := "".join(units[i:])) in header), added)
-
-
-def _match_prompt(renderer: "Renderer", prompt: str, role: str) -> Literal["full", "partial", "none"]:
-    asked = SENTINELS.make(_ENDING_SHAPES[role][0])
+def _match_prompt(renderer: Renderer, prompt: str, role: str) -> Literal["full", "partial", "none"]:
+    asked = SENTINELS.make(ENDING_SHAPES[role][0])
     tools = _TOOLS if role == "tool" else None
     answered = renderer.render_probe([*asked, {"role": "assistant", "content": "qzlast"}], tools)
     prompted = renderer.render_probe(asked, tools, {"add_generation_prompt": True})
@@ -264,14 +230,16 @@ def _observe_ends(plain: str | Rejected, frames: TemplateFrames, eos: str) -> di
     return {"end_of_turn": "tail" if eos and eos in last else "missing"}
 
 
-def _find_block_differences(renderer: "Renderer", frames: TemplateFrames) -> Iterator[str]:
+def _find_block_differences(renderer: Renderer, frames: TemplateFrames) -> Iterator[str]:
     """Yield text of probes that `{% generation %}` blocks train and the closed list does not, then the reverse."""
     if not renderer.has_blocks:
         return
     for _, probe, tools in _SHAPES:
         rendered = renderer.render(probe, tools, {})
-        located = None if isinstance(rendered, Rejected) else locate_own_text(renderer, rendered, probe, _MODEL)
-        if isinstance(rendered, Rejected) or located is None:
+        if isinstance(rendered, Rejected):
+            continue
+        located = locate_own_text(renderer.prove_ownership(rendered, _MODEL), rendered, probe, _MODEL)
+        if located is None:
             continue
         supervised = [index for index, message in enumerate(probe) if message["role"] in _MODEL]
         by_blocks, by_frames = (
@@ -301,7 +269,7 @@ def iterate_text_runs(text: str, positions: set[int]) -> Iterator[str]:
         previous = position
 
 
-def _do_blocks_hold_end(renderer: "Renderer", ends: Mapping[str, Any]) -> bool:
+def _do_blocks_hold_end(renderer: Renderer, ends: Mapping[str, Any]) -> bool:
     rendered = renderer.render(_PLAIN, None, {})
     if isinstance(rendered, Rejected):
         return False
@@ -359,7 +327,7 @@ def _observe_system(render: ProbeRenderer) -> Literal["printed", "folded", "drop
 _REASONING_WORD = re.compile(r"think|reason|analysis|thought", re.IGNORECASE)
 
 
-def _find_empty_reasoning(renderer: "Renderer") -> tuple[str, ...]:
+def _find_empty_reasoning(renderer: Renderer) -> tuple[str, ...]:
     """Return the frames of empty reasoning that the template prints before an answer without reasoning."""
     frames: set[str] = set()
     for kwargs in ({}, {"enable_thinking": False}, {"enable_thinking": True}):

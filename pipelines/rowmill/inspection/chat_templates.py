@@ -17,7 +17,12 @@ from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.probe_conversations import ProbeTexts, make_tool
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_contract import TemplateBehavior, find_mismatched_prompts, list_template_warnings
+from rowmill.conversation.template_contract import (
+    TemplateBehavior,
+    find_mismatched_prompts,
+    list_template_warnings,
+    observe_template_once,
+)
 from rowmill.core.json import Json
 from rowmill.core.storage import digest_json
 from rowmill.recipe.recipe import Dataset
@@ -184,7 +189,7 @@ def prove_template(renderer: Renderer, rules: MaskRules | None = None) -> Templa
         outcome = "not_provable" if defects is None else "wrong" if defects else "proven"
         trained = tuple((span.start, span.end) for span in masked.trained)
         shapes.append(ShapeProof(probe, outcome, masked.text, trained, tuple(defects or ())))
-    return TemplateProof(tuple(_list_facts(renderer.contract, shapes, rules)), tuple(shapes))
+    return TemplateProof(tuple(_list_facts(observe_template_once(renderer), shapes, rules)), tuple(shapes))
 
 
 # ── Facts ──────────────────────────────────────────────────────────────────────────────────────────
@@ -250,7 +255,7 @@ def report_templates(project: Project) -> list[TemplateReport]:
     """Probe the chat template of each dataset; datasets without one are skipped."""
     found: list[TemplateReport] = []
     for name, dataset, spec in _iterate_templates(project):
-        observed = Renderer(spec).contract
+        observed = observe_template_once(Renderer(spec))
         warnings = list_template_warnings(observed, finish=dataset.loss.finish)
         mismatches = (
             f"after {role}, inference prompts with {observed.prompts[role]!r}, but training text continues otherwise"

@@ -22,6 +22,7 @@ from rowmill.conversation.frame_learning import learn_frames_once
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import DroppedKind, Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
+from rowmill.conversation.template_contract import observe_template_once
 from rowmill.conversation.truncation import ConversationTruncator, OverlongPolicy, Truncation
 from rowmill.core.arrays import Bools
 from rowmill.core.errors import ConfigError
@@ -68,7 +69,8 @@ def open_shared_template(name: str) -> None:
     if name in _SHARED_TEMPLATES:
         spec, roles = _SHARED_TEMPLATES[name]
         renderer = open_renderer(spec)
-        renderer.open_proofs()
+        renderer.open_tracer()
+        observe_template_once(renderer)
         learn_frames_once(renderer, roles, {})
 
 
@@ -269,7 +271,7 @@ class ConversationEncoder:
         masker = Masker(printer, dataset.loss, rules)
         judge = RowJudge(printer, rules, dataset.loss, dataset.template.verify_render)
         control = ControlStrings(encoder.card, spec.text)
-        prints_none = printer.contract.reasoning == "none"
+        prints_none = observe_template_once(printer).reasoning == "none"
         bos = None
         if dataset.format.get_token_options().add_bos is True:
             bos = encoder.card.bos_id

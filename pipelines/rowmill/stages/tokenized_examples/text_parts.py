@@ -22,7 +22,11 @@ import pyarrow.compute as pc
 
 from rowmill.conversation.options import RendererSpec
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_contract import find_mismatched_prompts, list_template_warnings
+from rowmill.conversation.template_contract import (
+    find_mismatched_prompts,
+    list_template_warnings,
+    observe_template_once,
+)
 from rowmill.core.arrays import Ints
 from rowmill.core.errors import ContextOverflowError
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES
@@ -216,7 +220,7 @@ class ExampleBuilder:
     def _template(self) -> dict[str, Any]:
         if self._steps is None:
             return {}
-        contract = self._steps.printer.contract
+        contract = observe_template_once(self._steps.printer)
         return {
             "warnings": list_template_warnings(contract, finish=self._dataset.loss.finish),
             "prompts": find_mismatched_prompts(contract),

@@ -34,7 +34,7 @@ from rowmill.core.storage import digest_json
 from rowmill.inspection.chat_templates import TemplateProof, make_probe_conversations, prove_template
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.catalog import Chat
-from rowmill.kinds.shared.canonicalization import Canonicalizer
+from rowmill.kinds.reading.canonicalization import Canonicalizer
 from rowmill.reports.row_view import describe_defect
 from rowmill.schema.ledger import REASON_DESCRIPTIONS
 from rowmill.schema.rows import Conversation, MaskedConversation, Rejected, Span

@@ -28,7 +28,7 @@ from rowmill.conversation.template_registry import list_bundled_templates, read_
 from rowmill.core.json import Json
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.catalog import Auto
-from rowmill.kinds.shared.canonicalization import Canonicalizer
+from rowmill.kinds.reading.canonicalization import Canonicalizer
 from rowmill.kinds.shared.reasoning import Reasoning
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, Row
 from rowmill.tokenization.control_tokens import ControlStrings

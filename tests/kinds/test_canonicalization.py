@@ -13,7 +13,7 @@ from rowmill.conversation.options import Template
 from rowmill.core.json import Json, to_json
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.catalog import Auto, Chat, Supervised, Text
-from rowmill.kinds.shared.canonicalization import (
+from rowmill.kinds.reading.canonicalization import (
     Canonicalizer,
     hash_plain_contents,
     hash_row_content,

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from rowmill.core.json import Json
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.catalog import Auto, Chat
-from rowmill.kinds.shared.canonicalization import Canonicalizer, hash_row_content
+from rowmill.kinds.reading.canonicalization import Canonicalizer, hash_row_content
 from rowmill.kinds.shared.filters import (
     Filters,
     hash_record_prefix,

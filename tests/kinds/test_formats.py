@@ -12,13 +12,13 @@ from rowmill.core.config import describe_field
 from rowmill.core.json import Json, from_json, to_json
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.catalog import Auto, Chat, Format, Preference, Python, Supervised, Text
-from rowmill.kinds.shared.canonicalization import Canonicalizer
+from rowmill.kinds.reading.canonicalization import Canonicalizer
 from rowmill.kinds.shared.messages import Tools
 from rowmill.schema.rows import Row
 from tests.support.canonical_rows import kept, rejection
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
-SHARED = {"base", "catalog", "custom", "joint_rows", "shared"}
+SHARED = {"base", "catalog", "joint_rows", "reading", "shared"}
 """Modules of the folder that are no kind: the contract, the list, and what several kinds have in common."""
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowmill.core.errors import ConfigError
-from rowmill.kinds.shared.canonicalization import hash_row_content
+from rowmill.kinds.reading.canonicalization import hash_row_content
 from rowmill.schema.rows import Rejected, Row
 from tests.support.row_reading import load, read
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rowmill.core.errors import ConfigError
-from rowmill.kinds.shared.canonicalization import hash_row_content
+from rowmill.kinds.reading.canonicalization import hash_row_content
 from rowmill.recipe import recipe
 from rowmill.schema.rows import Rejected, Row
 from tests.support.row_reading import load, read

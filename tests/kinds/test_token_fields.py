@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from rowmill.core.errors import ConfigError
-from rowmill.kinds.shared.canonicalization import hash_row_content
+from rowmill.kinds.reading.canonicalization import hash_row_content
 from rowmill.recipe import recipe
 from rowmill.schema.examples import WEIGHT_COLUMN, RolloutFields, find_token_fields, join_fields
 from rowmill.schema.rows import Rejected, Row

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from rowmill.build import runner, steps
-from rowmill.kinds.shared.canonicalization import Canonicalizer
+from rowmill.kinds.reading.canonicalization import Canonicalizer
 from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.ledger import REJECT_REASONS

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rowmill.kinds.base import OPTION_GROUPS
-from rowmill.kinds.shared.canonicalization import hash_row_content
+from rowmill.kinds.reading.canonicalization import hash_row_content
 from rowmill.schema import ledger
 from rowmill.schema.rows import Row
 from tests.support.recipes import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rowmill.kinds.shared.canonicalization import Canonicalizer
+from rowmill.kinds.reading.canonicalization import Canonicalizer
 from rowmill.stages.canonical_rows.text_rows import RowColumns
 from tests.support.recipes import CHAT, TO_ROWS, Built, Workspace, chat, lines
 

@@ -5,7 +5,7 @@ from typing import Any
 from rowmill.core.json import Json
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.catalog import Chat
-from rowmill.kinds.shared.canonicalization import Canonicalizer
+from rowmill.kinds.reading.canonicalization import Canonicalizer
 from rowmill.schema.rows import Rejected, Row
 
 

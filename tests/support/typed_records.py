@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rowmill.core.json import Json
-from rowmill.kinds.shared.canonicalization import DEFAULT_DOMAIN
+from rowmill.kinds.reading.canonicalization import DEFAULT_DOMAIN
 from rowmill.kinds.shared.messages import get_at_path
 from rowmill.kinds.tables.schema import Column, Record, RecordSchema, SortKey, Value
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, Wire

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import make_column
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, find_lone_surrogate
-from rowmill.kinds.shared.canonicalization import Canonicalizer, hash_row_content, row_to_json
+from rowmill.kinds.reading.canonicalization import Canonicalizer, hash_row_content, row_to_json
 from rowmill.recipe import recipe
 from rowmill.schema.examples import WEIGHT_COLUMN, ExampleTokens
 from rowmill.schema.rows import ROW_SCHEMA, Rejected, Row, make_row_schema

@@ -32,8 +32,8 @@ from rowmill.core.errors import GateError, PipelineError, join_errors
 from rowmill.core.json import Json
 from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.kinds.catalog import KINDS
-from rowmill.kinds.shared.canonicalization import Canonicalizer, remove_nulls
-from rowmill.kinds.shared.recognition import Sample, find_wrapped_records, recognise_format, write_options
+from rowmill.kinds.reading.canonicalization import Canonicalizer, remove_nulls
+from rowmill.kinds.reading.recognition import Sample, find_wrapped_records, recognise_format, write_options
 from rowmill.kinds.text import describe_printed_chats
 from rowmill.parts.accounts import clean_value
 from rowmill.schema.manifest import Manifest, StageKey

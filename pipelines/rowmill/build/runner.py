@@ -51,7 +51,7 @@ from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, GateError
 from rowmill.core.stage_names import CANONICAL_ROWS, GPU_PARTITIONS, RAW_DATASET
 from rowmill.core.storage import Store, explain_disk_full
-from rowmill.kinds.shared.canonicalization import read_domain
+from rowmill.kinds.reading.canonicalization import read_domain
 from rowmill.parts.context import ProgressCallback, StageOutput
 from rowmill.schema import manifest
 from rowmill.schema.facts import name_facts

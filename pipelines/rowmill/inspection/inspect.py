@@ -31,7 +31,7 @@ from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.inspection.trace import Lineage, open_encoder
 from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan, require_joint_rows
-from rowmill.kinds.shared.canonicalization import Canonicalizer
+from rowmill.kinds.reading.canonicalization import Canonicalizer
 from rowmill.parts.functions import write_table
 from rowmill.schema import manifest
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN, count_tokens_by_weight

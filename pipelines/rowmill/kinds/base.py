@@ -18,7 +18,7 @@ from rowmill.conversation.truncation import OverlongPolicy, Truncation
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.json import Json
-from rowmill.kinds.shared.canonicalization import Canonicalizer, RecordReader
+from rowmill.kinds.reading.canonicalization import Canonicalizer, RecordReader
 from rowmill.kinds.shared.filters import Filters
 from rowmill.kinds.shared.messages import Tools, is_mapping, rename_aliases
 from rowmill.kinds.shared.reasoning import Reasoning
@@ -30,7 +30,7 @@ from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
 
 if TYPE_CHECKING:
     from rowmill.kinds.joint_rows import JointRows
-    from rowmill.kinds.shared.recognition import Recognition, Sample
+    from rowmill.kinds.reading.recognition import Recognition, Sample
 
 OPTION_GROUPS: dict[str, type[Config]] = {
     "reasoning": Reasoning,

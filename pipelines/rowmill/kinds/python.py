@@ -33,7 +33,7 @@ from rowmill.core.errors import ConfigError, require_code_permission
 from rowmill.core.json import Json
 from rowmill.kinds.base import BuildContext, DatasetKind, DatasetOptions, RowReader, TokenBuilder
 from rowmill.kinds.chat import Chat
-from rowmill.kinds.shared.canonicalization import Canonicalizer, reject_format_error, remove_nulls
+from rowmill.kinds.reading.canonicalization import Canonicalizer, reject_format_error, remove_nulls
 from rowmill.kinds.shared.messages import Tools, is_mapping
 from rowmill.kinds.shared.training_flags import KNOWN_FLAGS, FlagMeaning
 from rowmill.kinds.supervised import Supervised, refuse_joined_separator

@@ -22,7 +22,7 @@ from rowmill.core.errors import ConfigError, PipelineError, join_choices
 from rowmill.core.storage import check_name
 from rowmill.kinds.base import DatasetKind
 from rowmill.kinds.catalog import KINDS
-from rowmill.kinds.shared.recognition import (
+from rowmill.kinds.reading.recognition import (
     RECORDS_LOOKED_AT,
     Recognition,
     Sample,

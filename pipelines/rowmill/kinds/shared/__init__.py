@@ -1,1 +1,1 @@
-"""What several kinds read records with: columns, messages, reasoning, tools, filters, splits."""
+"""What several kinds read records with: messages, reasoning, tools, flags, filters, splits."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints
 from rowmill.core.json import Json
-from rowmill.kinds.shared.canonicalization import DEFAULT_DOMAIN
+from rowmill.kinds.reading.canonicalization import DEFAULT_DOMAIN
 from rowmill.kinds.shared.messages import get_at_path
 from rowmill.kinds.shared.splits import Splits
 from rowmill.kinds.tables.inference import (

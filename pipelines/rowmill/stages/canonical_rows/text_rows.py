@@ -1,6 +1,6 @@
 r"""Canonical rows of a part: records are read one by one, and their columns and counts are written.
 
-How one record becomes a row, and what a row's identity is, stands in `kinds/shared/canonicalization.py`. A prompt's
+How one record becomes a row, and what a row's identity is, stands in `kinds/reading/canonicalization.py`. A prompt's
 hash tells whether it is in two splits; prompts of ASCII characters are folded together as bytes:
 
     "Who are\n You? "  ─► "who are you?"  ─► BLAKE2b of 8 bytes
@@ -23,8 +23,7 @@ from rowmill import sources
 from rowmill.core.arrays import make_column
 from rowmill.core.json import Json, to_json
 from rowmill.core.stage_names import CANONICAL_ROWS
-from rowmill.kinds.shared import filters
-from rowmill.kinds.shared.canonicalization import (
+from rowmill.kinds.reading.canonicalization import (
     Canonicalizer,
     UnreadTextCounter,
     hash_plain_contents,
@@ -32,6 +31,7 @@ from rowmill.kinds.shared.canonicalization import (
     list_present_columns,
     row_to_json,
 )
+from rowmill.kinds.shared import filters
 from rowmill.kinds.shared.filters import list_row_texts, reject_long_run
 from rowmill.kinds.shared.splits import SPLITS, Splitter, assign_split
 from rowmill.kinds.shared.training_flags import find_value, parse_unread_flag

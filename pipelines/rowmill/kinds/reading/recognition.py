@@ -22,7 +22,7 @@ import yaml
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
 from rowmill.kinds.base import DatasetKind, DatasetOptions
-from rowmill.kinds.shared.canonicalization import (
+from rowmill.kinds.reading.canonicalization import (
     ANSWER_PAIRS,
     Canonicalizer,
     list_present_columns,
@@ -30,7 +30,7 @@ from rowmill.kinds.shared.canonicalization import (
     measure_unread_text,
     remove_nulls,
 )
-from rowmill.kinds.shared.conversation_rows import explain_tree
+from rowmill.kinds.reading.conversation_rows import explain_tree
 from rowmill.kinds.shared.messages import (
     ASKING_COLUMNS,
     CONTEXT_COLUMNS,

@@ -175,6 +175,19 @@ def fill_null_numbers(array: pa.Array, null: float) -> NDArray[Any]:
 # ── Arrow list columns from offsets and flat values, as every stage stores tokens ──
 
 
+def make_array(values: Sequence[str] | Ints) -> pa.Array:
+    """Return texts as an Arrow array, or integers of 64 bits without copying them.
+
+    `pa.array` imports pandas as well, and so does comparing a column with a value of Python in place of one of these.
+    """
+    if isinstance(values, np.ndarray):
+        return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+    encoded = [text.encode() for text in values]
+    offsets = compute_offsets([len(text) for text in encoded]).astype(np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
+
+
 def make_list_array(offsets: Integers, values: NDArray[Any] | pa.Array) -> pa.ListArray:
     """Return an Arrow list column: row i is `values[offsets[i]:offsets[i + 1]]`.
 

@@ -25,11 +25,11 @@ from rowmill.build.runner import make_context, open_trial, run_stage, run_stages
 from rowmill.build.steps import Project, plan_steps
 from rowmill.conversation.truncation import find_kept_messages
 from rowmill.core import console
-from rowmill.core.arrays import find_distinct
+from rowmill.core.arrays import make_array
 from rowmill.core.errors import ConfigError, ContextOverflowError, IntegrityError, SourceError, hint_at_name
 from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
-from rowmill.inspection.trace import Lineage, open_encoder
+from rowmill.inspection.trace import Lineage, find_lists_with, open_encoder
 from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan, require_joint_rows
 from rowmill.kinds.reading.canonicalization import Canonicalizer
 from rowmill.parts.functions import write_table
@@ -301,10 +301,9 @@ def inspect_built_rows(
     samples: dict[str, list[InspectedExample]] = {}
     for file in lineage.find_example_files(part_id) if encoder is not None else ():
         row_ids = project.store.table(file, ["row_ids"]).column(0).combine_chunks()
-        is_wanted = pc.is_in(row_ids.flatten(), pa.array(every, pa.string())).to_numpy(zero_copy_only=False)
-        places = find_distinct(pc.list_parent_indices(row_ids).to_numpy()[is_wanted])
+        places = find_lists_with(row_ids, every)
         if len(places):
-            for one in project.store.table(file).take(pa.array(places)).to_pylist():
+            for one in project.store.table(file).take(make_array(places)).to_pylist():
                 assert encoder is not None
                 sample = _read_example(one, encoder)
                 removed = _find_removed_messages(row_by_id.get(one["row_ids"][0]), one, encoder)
@@ -411,7 +410,7 @@ _STAGES_TO_EXAMPLES = catalog.list_stages_up_to(tokenized_examples.STAGE)
 def _filter_records(table: pa.Table, names: Sequence[str]) -> pa.Table:
     """Return the rows of some records, including further rows that a format class made of one record."""
     records = pc.replace_substring_regex(table.column("row_id"), r"\.\d+$", "")
-    return table.filter(pc.is_in(records, pa.array(names, pa.string())))
+    return table.filter(pc.is_in(records, make_array(names)))
 
 
 def _make_inspected_record(
@@ -445,6 +444,7 @@ def _read_example(example: Mapping[str, Any], encoder: Encoder) -> InspectedExam
         "reasoning": example["reasoning_removed"],
         "tokens": example["tokens_cut"],
     }
+    weights = example.get(WEIGHT_COLUMN, ())
     return InspectedExample(
         example_id=example["example_id"],
         original_tokens=example["original_tokens"],
@@ -452,7 +452,7 @@ def _read_example(example: Mapping[str, Any], encoder: Encoder) -> InspectedExam
         trained_tokens=example["trained_tokens"],
         removed={stage: count for stage, count in removed.items() if count},
         spans=tuple(split_by_class(example["input_ids"], list_token_kinds(example), encoder)),
-        weights=count_tokens_by_weight(pa.array(example.get(WEIGHT_COLUMN, []), pa.float32())),
+        weights=count_tokens_by_weight(pa.array(weights, pa.float32())) if weights else {},
         row_ids=tuple(example["row_ids"]),
         removed_messages=None if example["messages_removed"] else (),
     )

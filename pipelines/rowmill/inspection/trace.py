@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from rowmill import sources
 from rowmill.build.steps import Project
-from rowmill.core.arrays import find_distinct, format_count, join_facts
+from rowmill.core.arrays import Ints, find_distinct, format_count, join_facts, make_array, view_numbers
 from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError, SourceError, hint_at_name
 from rowmill.core.stage_names import (
     CANONICAL_ROWS,
@@ -165,9 +165,17 @@ def load_lineage(project: Project, dataset: str) -> Lineage:
     return Lineage(project, dataset, found)
 
 
-def filter_rows(table: pa.Table, column: str, value: object) -> list[dict[str, Any]]:
+def filter_rows(table: pa.Table, column: str, value: str | int) -> list[dict[str, Any]]:
     """Return the rows of a table that have a value in a column."""
-    return table.filter(pc.equal(table.column(column), value)).to_pylist()
+    wanted = make_array([value] if isinstance(value, str) else np.array([value], np.int64))
+    return table.filter(pc.equal(table.column(column), wanted[0])).to_pylist()
+
+
+def find_lists_with(lists: pa.ListArray, texts: Sequence[str]) -> Ints:
+    """Return the places of the lists that hold one of some texts, ascending."""
+    holding = pc.is_in(lists.flatten(), make_array(texts))
+    parents = pc.list_parent_indices(lists).filter(holding)
+    return find_distinct(view_numbers(parents)).astype(np.int64)
 
 
 def locate_segments(
@@ -212,7 +220,7 @@ def load_order(lineage: Lineage) -> tuple[ListOccurrences | None, str]:
         return None, "the order of training was built from other shards: run rowmill build"
     order = inputs.load_order(project.store, splits)
     dataset, sequences, steps, passes = (
-        order.column(name).to_numpy() for name in ("dataset", "sequence_id", "step", "pass")
+        view_numbers(order.column(name)) for name in ("dataset", "sequence_id", "step", "pass")
     )
     is_own = dataset == list(splits.card["datasets"]).index(lineage.dataset)
     ranks = lineage.made.get(GPU_PARTITIONS)
@@ -366,8 +374,7 @@ def trace_row_of(lineage: Lineage, row_id: str) -> RowTrace:
     for file in lineage.find_example_files(part_id):
         table = store.table(file, ("row_ids", "example_id", "tokens", "trained_tokens"))
         rows = table.column("row_ids").combine_chunks()
-        matches = pc.equal(rows.flatten(), row_id).to_numpy(zero_copy_only=False)
-        matching = table.take(pa.array(find_distinct(pc.list_parent_indices(rows).to_numpy()[matches])))
+        matching = table.take(make_array(find_lists_with(rows, [row_id])))
         examples += [(one["example_id"], one["tokens"], one["trained_tokens"]) for one in matching.to_pylist()]
     packed = lineage.made.get(PACKED_SHARDS)
     for file in packed.files("left_out") if packed else ():
@@ -380,7 +387,7 @@ def trace_row_of(lineage: Lineage, row_id: str) -> RowTrace:
     places: list[SegmentLocation] = []
     for part in lineage.shards:
         segments = store.table(part.files["segments"])
-        holding = pc.is_in(segments.column("example_id"), pa.array(sorted(names), pa.string()))
+        holding = pc.is_in(segments.column("example_id"), make_array(sorted(names)))
         for row in segments.filter(holding).column("shard_row").unique().to_pylist():
             of_sequence = locate_segments(lineage, part, row + int(part.facts["first_sequence"]), list_occurrences)
             places += [place for place in of_sequence if place.example_id in names]
@@ -404,7 +411,7 @@ class StepSequence:
 def list_step(store: Store, splits: Manifest, *, world_size: int, step: int) -> list[StepSequence]:
     """Return the sequences of a step, rank by rank; ConfigError if the order has no such step."""
     order = inputs.load_order(store, splits, ("dataset", "sequence_id", "pass", "step"))
-    places = np.flatnonzero(order.column("step").to_numpy() == step)
+    places = np.flatnonzero(view_numbers(order.column("step")) == step)
     if not len(places):
         steps = int(splits.facts["steps"])
         raise ConfigError(
@@ -414,7 +421,7 @@ def list_step(store: Store, splits: Manifest, *, world_size: int, step: int) -> 
     # Place p of the order is of rank p % W.
     sequences = [
         StepSequence(place % world_size, names[line["dataset"]], line["sequence_id"], line["pass"])
-        for place, line in zip(places.tolist(), order.take(pa.array(places)).to_pylist(), strict=True)
+        for place, line in zip(places.tolist(), order.take(make_array(places)).to_pylist(), strict=True)
     ]
     return sorted(sequences, key=lambda one: one.rank)
 
@@ -585,7 +592,7 @@ def _read_texts(lineage: Lineage, trace: SequenceTrace, shown: range, encoder: E
     for file in dict.fromkeys(file for part_id in part_ids for file in lineage.find_example_files(part_id)):
         if wanted := names - examples.keys():
             table = lineage.project.store.table(file, ("example_id", "span_starts", "span_messages", "span_kinds"))
-            is_wanted = pc.is_in(table.column("example_id"), pa.array(sorted(wanted), pa.string()))
+            is_wanted = pc.is_in(table.column("example_id"), make_array(sorted(wanted)))
             examples |= {one["example_id"]: one for one in table.filter(is_wanted).to_pylist()}
     texts, kinds, messages = list[str](), list[str](), list[int]()
     firsts = {place.segment: place for place in reversed(trace.places)}

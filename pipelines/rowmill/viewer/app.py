@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
-import duckdb
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -29,8 +28,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rowmill.core import html
-from rowmill.core.errors import DamagedFileError, PipelineError
-from rowmill.stats import views
+from rowmill.core.errors import PipelineError
 from rowmill.viewer import pages, queries
 from rowmill.viewer.builds import Build, Builds
 from rowmill.viewer.links import Links
@@ -184,7 +182,7 @@ def _of_build(builds: Builds, show: _Show) -> _Endpoint:
             shown = show(build, request)
             # The first piece is made here, so that its errors become a page.
             return shown if isinstance(shown, str | Response) else _begin(shown)
-        except (PipelineError, duckdb.Error, FileNotFoundError) as error:
+        except (PipelineError, FileNotFoundError) as error:
             return _show_error(error, build)
 
     return _page(answer)
@@ -197,19 +195,13 @@ def _begin(pieces: Iterator[str]) -> Iterator[str]:
         yield first
         try:
             yield from pieces
-        except (PipelineError, duckdb.Error, FileNotFoundError) as error:
+        except (PipelineError, FileNotFoundError) as error:
             yield f'<p class="bad" role="alert">{html.escape_text(error)}</p>'
 
     return go_on()
 
 
 def _show_error(error: BaseException, build: Build | None) -> Response:
-    if isinstance(error, duckdb.Error) and build is not None:
-        query = "the list" if not isinstance(error, duckdb.InterruptException) else "the query"
-        try:
-            error = views.explain_failure(build.project.store, query, error)
-        except DamagedFileError as damaged:
-            error = damaged
     if isinstance(error, FileNotFoundError):
         error = FileNotFoundError("a file of this build is gone: rowmill gc removed it; open the current build")
     return HTMLResponse(pages.show_error(error, build), 404, dict(HEADERS))

@@ -6,7 +6,7 @@ is current at the moment.
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,8 @@ from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stats import views
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     import duckdb
 
 
@@ -132,6 +134,17 @@ class Builds:
         """Return the kept builds of a recipe, the newest first: the beginning of each version, and its time."""
         kept = manifest.list_versions(build.project.store, (build.recipe, GPU_PARTITIONS))
         return [(output.version[:12], output.built_at) for output in reversed(kept)]
+
+    @contextmanager
+    def query_views(self, project: Project) -> "Generator[duckdb.DuckDBPyConnection]":
+        """Lend a connection to the views of a recipe; what DuckDB refuses inside becomes an error of ours."""
+        import duckdb
+
+        try:
+            with self.open_views(project) as connection:
+                yield connection
+        except duckdb.Error as error:
+            raise views.explain_failure(project.store, "the list", error) from error
 
     def open_views(self, project: Project) -> "duckdb.DuckDBPyConnection":
         """Return a connection of one's own to the views of a recipe, as `rowmill sql QUERY RECIPE` has them."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from rowmill.build.comparison import RowChange, list_changed_rows
 from rowmill.core import html
 from rowmill.core.arrays import format_count, format_percent, format_time, join_facts
 from rowmill.core.errors import ConfigError, PipelineError
@@ -22,7 +21,7 @@ from rowmill.core.stage_names import CANONICAL_ROWS, GPU_PARTITIONS, TRAINING_SP
 from rowmill.inspection import inspect, trace
 from rowmill.inspection.inspect import InspectedExample, InspectedRecord
 from rowmill.inspection.trace import RowTrace
-from rowmill.reports import report_page, row_view
+from rowmill.reports import report_page
 from rowmill.reports.links import ROW_ID
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.ledger import REASON_DESCRIPTIONS, REJECT_REASONS
@@ -35,6 +34,8 @@ from rowmill.viewer.lists import ListQuery
 if TYPE_CHECKING:
     import duckdb
     from jinja2 import Environment
+
+    from rowmill.build.comparison import RowChange
 
 MAX_SHOWN_CHARS = 100_000
 """Characters shown of a raw record or of a message; more would make a browser slow."""
@@ -120,34 +121,41 @@ def show_report(build: Build) -> str:
 # ── Lists ──────────────────────────────────────────────────────────────────────────────────────────
 
 
+CHOICES: Mapping[lists.ListName, tuple[str, ...]] = {
+    "rows": ("dataset", "split", "domain", "schema"),
+    "rejects": ("dataset", "reason"),
+    "left_out": ("dataset", "split", "state"),
+}
+"""The columns of each list of which a person chooses a value."""
+
+
 def show_list(builds: Builds, build: Build, query: ListQuery, values: Mapping[str, str]) -> Iterator[str]:
     """Yield a list's page; of a search, piece by piece as hits are found."""
-    connection = builds.open_views(build.project)
     links = Links(build)
     sampled = _list_check_samples(build, query)
     if sampled is not None:
         query = ListQuery(query.name, query.filters, query.text, query.order, query.page, sampled)
-    page = None if query.text else lists.read_list(connection, build, query)
-    columns = {"rows": "dataset split domain schema", "rejects": "dataset reason", "left_out": "dataset split state"}
-    choices = {
-        name: list(build.project.recipe.datasets)
-        if name == "dataset"
-        else [value for value, _ in lists.count_values(connection, build, query, name)]
-        for name in columns[query.name].split()
-    }
-    reasons = _describe_reasons(connection, build, query) if query.name == "rejects" else []
-    kept = {name: value for name, value in values.items() if name not in ("page", "version", "start")}
-    has_losses = bool(builds.losses) and query.name == "rows"
-    if page is not None and has_losses:
-        _add_losses(connection, page.lines)
-    template = open_templates().get_template("view_list.html.jinja")
-    context: dict[str, Any] = {
-        "build": build, "to": links, "query": query, "page": page, "choices": choices, "reasons": reasons, "kept": kept,
-        "has_losses": has_losses, "reason": REASON_DESCRIPTIONS.get(query.filters.get("reason", "")),
-        "check": _find_check(build, query), "page_rows": lists.PAGE_ROWS,
-        "lines": () if page is not None else _search(connection, build, query, values, has_losses=has_losses),
-    }  # fmt: skip
-    yield from template.generate(**context)
+    with builds.query_views(build.project) as connection:
+        page = None if query.text else lists.read_list(connection, build, query)
+        choices = {
+            name: list(build.project.recipe.datasets)
+            if name == "dataset"
+            else [value for value, _ in lists.count_values(connection, build, query, name)]
+            for name in CHOICES[query.name]
+        }
+        reasons = _describe_reasons(connection, build, query) if query.name == "rejects" else []
+        kept = {name: value for name, value in values.items() if name not in ("page", "version", "start")}
+        has_losses = bool(builds.losses) and query.name == "rows"
+        if page is not None and has_losses:
+            _add_losses(connection, page.lines)
+        template = open_templates().get_template("view_list.html.jinja")
+        context: dict[str, Any] = {
+            "build": build, "to": links, "query": query, "page": page, "choices": choices, "reasons": reasons,
+            "kept": kept, "has_losses": has_losses, "reason": REASON_DESCRIPTIONS.get(query.filters.get("reason", "")),
+            "check": _find_check(build, query), "page_rows": lists.PAGE_ROWS,
+            "lines": () if page is not None else _search(connection, build, query, values, has_losses=has_losses),
+        }  # fmt: skip
+        yield from template.generate(**context)
 
 
 def _search(
@@ -233,9 +241,9 @@ def show_row(builds: Builds, build: Build, row_id: str) -> str:
         )
     losses: list[Any] = []
     if builds.losses:
-        connection = builds.open_views(build.project)
         sql = "SELECT example_id, step, loss, tokens FROM losses WHERE split_part(example_id, '#', 1) = ? ORDER BY step"
-        losses = connection.execute(sql, [name]).fetchall()
+        with builds.query_views(build.project) as connection:
+            losses = connection.execute(sql, [name]).fetchall()
     return render(
         "row", build=build, to=links, row_id=name, views=views, losses=losses, neighbors=_find_neighbors(name)
     )
@@ -270,6 +278,8 @@ def _find_neighbors(row_id: str) -> tuple[str, str]:
 
 
 def _describe_row(build: Build, record: InspectedRecord, traced: RowTrace) -> dict[str, Any]:
+    from rowmill.reports import row_view
+
     raw = record.raw.decode(errors="replace")
     row, description = record.row, None
     if record.rejected is not None:
@@ -371,6 +381,8 @@ def _mark_raw(raw: str, record: InspectedRecord) -> list[tuple[str, str]]:
 
 def show_sequence(build: Build, dataset: str, split: str, number: str) -> str:
     """Return the page of a packed sequence."""
+    from rowmill.reports import row_view
+
     if dataset not in build.lineages:
         raise ConfigError(f"{dataset}: no such dataset; there are {', '.join(build.lineages)}; name one of them")
     traced = trace.trace_sequence(build.project, f"{dataset}/{split}/{number}", whole=True, lineages=build.lineages)
@@ -398,8 +410,8 @@ def show_step(builds: Builds, build: Build, number: str) -> str:
         raise ConfigError(f"step {number}: expected a number from 0; give one")
     width = build.project.recipe.partitions.world_size if ranks is None else int(ranks.facts["world_size"])
     step = trace.list_step(build.project.store, splits, world_size=width, step=int(number))
-    connection = builds.open_views(build.project)
-    held = lists.read_segments(connection, build, [(one.dataset, one.sequence) for one in step if one.dataset])
+    with builds.query_views(build.project) as connection:
+        held = lists.read_segments(connection, build, [(one.dataset, one.sequence) for one in step if one.dataset])
     by_rank: dict[int, list[dict[str, Any]]] = {}
     shares: dict[tuple[str, str], list[int]] = {}
     for one in step:
@@ -425,7 +437,7 @@ def show_step(builds: Builds, build: Build, number: str) -> str:
     )
 
 
-CHANGES: Mapping[RowChange, str] = {
+CHANGES: "Mapping[RowChange, str]" = {
     "came": "came", "went": "went", "text": "with another text", "split": "in another split",
     "tokens": "with other tokens", "mask": "with another mask",
 }  # fmt: skip
@@ -435,6 +447,8 @@ MAX_CHANGED_ROWS = 50
 
 def show_comparison(builds: Builds, build: Build, version: str) -> str:
     """Return the page of what changed between a kept build and this one, row by row."""
+    from rowmill.build.comparison import list_changed_rows
+
     versions = builds.list_versions(build)
     others = [one for one in versions if not one[0].startswith(build.version or "-")]
     if not version:
@@ -444,12 +458,12 @@ def show_comparison(builds: Builds, build: Build, version: str) -> str:
     other = builds.open_build(build.recipe, version)
     sides = [{key: output for key, output in one.made.items() if output is not None} for one in (other, build)]
     changes: list[dict[str, Any]] = []
-    connection = builds.open_views(build.project)
-    for dataset in build.project.recipe.datasets:
-        for changed in list_changed_rows(build.project, dataset, *sides, limit=MAX_CHANGED_ROWS):
-            of = other if changed.change == "went" else build
-            shown = lists.read_list(connection, of, ListQuery("rows", {}, ids=changed.rows), counts=False).lines
-            changes.append({"one": changed, "rows": shown, "to": Links(of)})
+    with builds.query_views(build.project) as connection:
+        for dataset in build.project.recipe.datasets:
+            for changed in list_changed_rows(build.project, dataset, *sides, limit=MAX_CHANGED_ROWS):
+                of = other if changed.change == "went" else build
+                shown = lists.read_list(connection, of, ListQuery("rows", {}, ids=changed.rows), counts=False).lines
+                changes.append({"one": changed, "rows": shown, "to": Links(of)})
     return render("compare", build=build, to=Links(build), other=other, others=others, changes=changes, labels=CHANGES)
 
 

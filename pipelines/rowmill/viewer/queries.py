@@ -5,7 +5,6 @@ from threading import Timer
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-import duckdb
 from markupsafe import Markup
 
 from rowmill.core import html
@@ -17,6 +16,8 @@ from rowmill.viewer.links import Links
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+    import duckdb
 
 MAX_ROWS = 1_000
 TIMEOUT_S = 30.0
@@ -38,10 +39,11 @@ def show_sql(builds: Builds, build: Build, sql: str) -> str:
     """Return the page of a query, with its result or with what is wrong with it."""
     links, problem, table, note = Links(build), "", Markup(), ""
     if sql.strip():
+        import duckdb
+
         began = perf_counter()
         try:
-            connection = builds.open_views(build.project)
-            with _interrupt_after(connection, TIMEOUT_S):
+            with builds.open_views(build.project) as connection, _interrupt_after(connection, TIMEOUT_S):
                 columns, rows = views.run_select(connection, sql, max_rows=MAX_ROWS + 1)
             table = Markup(html.render_table(columns, rows[:MAX_ROWS], show=links.mention_rows))  # noqa: S704  (escaped)
             cut = f"the first {MAX_ROWS:,} rows" if len(rows) > MAX_ROWS else f"{len(rows):,} rows"
@@ -58,7 +60,7 @@ def show_sql(builds: Builds, build: Build, sql: str) -> str:
 
 
 @contextmanager
-def _interrupt_after(connection: duckdb.DuckDBPyConnection, seconds: float) -> "Generator[None]":
+def _interrupt_after(connection: "duckdb.DuckDBPyConnection", seconds: float) -> "Generator[None]":
     timer = Timer(seconds, connection.interrupt)
     timer.start()
     try:

@@ -3,15 +3,12 @@
 import asyncio
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 from urllib.parse import unquote
-from urllib.request import urlopen
 
 from rowmill.viewer.app import make_app
 from rowmill.viewer.builds import Builds
@@ -65,17 +62,6 @@ def serving(folder: Path, recipe: str, *options: str) -> Generator[str]:
             assert process.stdout is not None
             process.stdout.readline()
             address = f"http://127.0.0.1:{port}"
-            _wait_until_open(address)
             yield address
         finally:
             process.kill()
-
-
-def _wait_until_open(address: str) -> None:
-    for _ in range(600):
-        try:
-            with urlopen(f"{address}/static/viewer.js", timeout=30):
-                return
-        except URLError:
-            time.sleep(0.1)
-    raise AssertionError("the server never listened")

@@ -36,13 +36,13 @@ def serve(
         make_app(builds, host=host, token=token), host=host, port=port, log_config=None, access_log=False,
         server_header=False, lifespan="off", timeout_graceful_shutdown=2,
     )  # fmt: skip
-    server = uvicorn.Server(config)
-    listening = config.bind_socket() if port == 0 else None
+    listening = config.bind_socket()
+    # From now on a browser waits for its page in place of being refused.
+    listening.listen()
     shown = f"[{host}]" if ":" in host else host
-    at = listening.getsockname()[1] if listening is not None else port
     asked = f"{'&' if '?' in page else '?'}token={token}" if token else ""
-    announce(f"http://{shown}:{at}/{page}{asked}")
-    server.run(None if listening is None else [listening])
+    announce(f"http://{shown}:{listening.getsockname()[1]}/{page}{asked}")
+    uvicorn.Server(config).run([listening])
 
 
 def serve_beside_dagster(configs: str, root: str, host: str, port: int) -> None:

@@ -241,6 +241,15 @@ def test_load_of_another_file_says_what_it_is(tmp_path: Path, content: bytes, ex
         recipe.load_recipe(path)
 
 
+def test_recipes_of_a_mounted_config_map_are_found_once(tmp_path: Path) -> None:
+    (tmp_path / "..2027_01").mkdir()
+    (tmp_path / "..2027_01/chat.yaml").touch()
+    (tmp_path / "..data").symlink_to("..2027_01")
+    (tmp_path / "chat.yaml").symlink_to("..data/chat.yaml")
+
+    assert recipe.find_recipes(tmp_path) == [tmp_path / "chat.yaml"]
+
+
 def test_recipe_survives_its_own_dump() -> None:
     parsed = _parse({"format": {"kind": "chat"}}, gates={"rejects": {"at_most": 0.2}})
     again = Recipe.model_validate_json(parsed.model_dump_json())

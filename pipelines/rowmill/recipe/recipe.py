@@ -848,8 +848,11 @@ def parse_recipe(values: Mapping[str, Any], *, name: str, where: str, base: Path
 
 
 def find_recipes(configs: Path) -> list[Path]:
-    """Return the recipe files of a configs folder: `<name>.yaml` in it or one level below."""
-    paths = (*configs.glob("*.yaml"), *configs.glob("*/*.yaml"))
+    """Return the recipe files of a configs folder: `<name>.yaml` in it or one level below, in no hidden folder.
+
+    Kubernetes keeps the files of a ConfigMap in hidden folders too, and editors keep copies in theirs.
+    """
+    paths = (*configs.glob("*.yaml"), *configs.glob("[!.]*/*.yaml"))
     return sorted((path for path in paths if not path.name.endswith(TABLE_SUFFIX)), key=lambda path: path.stem)
 
 

@@ -1,5 +1,6 @@
 """Loss by example: what a run writes is the mean over each example's targets, for any ranks, batches and layouts."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,16 @@ def test_losses_are_a_view_and_an_order_of_rows(built: Built, tmp_path: Path) ->
     page = ask(builds, "/mini/rows?dataset=chats&order=-loss").text
     assert page.split('<tr data-row="')[1].startswith(f'{first.partition("#")[0]}"')
     assert f"{wanted[first][0]:.3f}" in page
+    _, above = query_views(
+        built.project.store,
+        "with steps as (select step, avg(loss) as mean from losses group by all) "
+        "select split_part(example_id, '#', 1), "
+        "avg(loss - mean) as above from losses join steps using (step) group by all order by above desc limit 3",
+        losses=str(tmp_path),
+    )
+    page = ask(builds, "/mini/rows?order=-above_step").text
+    assert re.findall(r'<tr data-row="([^"]+)"', page)[:3] == [row_id for row_id, _ in above]
+    assert f"{above[0][1]:+.3f}" in page
     assert "<h2>Loss</h2>" in ask(builds, f"/mini/rows/{first.partition('#')[0]}").text
 
 

@@ -53,7 +53,7 @@ _ORDERS: Final[Mapping[ListName, Mapping[str, str]]] = {
     "rows": {
         "dataset": "r.dataset", "split": "r.split", "domain": "r.domain", "file": "r.source", "line": "r.line",
         "group": "r.group_key", "preview": "r.preview", "tokens": "e.tokens", "trained": _SHARE,
-        "removed": "e.original_tokens - e.tokens", "loss": "l.loss",
+        "removed": "e.original_tokens - e.tokens", "loss": "l.loss", "above_step": "l.above_step",
     },
     "rejects": {
         "dataset": "r.dataset", "reason": "r.reason", "file": "r.source", "line": "r.line", "detail": "r.detail",
@@ -169,17 +169,14 @@ def read_list(
     if needs_tokens:
         joined, values = _join_examples(build)
     if needs_losses:
-        joined += (
-            " LEFT JOIN (SELECT split_part(example_id, '#', 1) AS row_id, avg(loss) AS loss FROM losses GROUP BY 1) "
-            "AS l USING (row_id)"
-        )
+        joined += f" LEFT JOIN ({_LOSSES_OF_ROWS} GROUP BY row_id) AS l USING (row_id)"
     source = f"FROM history.{query.name} AS r {joined} WHERE {' AND '.join(of_rows.where)}"
     values = values + of_rows.values
     direction = "DESC NULLS LAST" if query.order.startswith("-") else "ASC NULLS LAST"
     ties = "r.example_id" if query.name == "left_out" else "r.source, r.record"
     sort = f" ORDER BY {order} {direction}, {ties}" if order else ""
     extra = ", e.original_tokens, e.tokens, e.trained_tokens" if needs_tokens else ""
-    extra += ", l.loss" if needs_losses else ""
+    extra += ", l.loss, l.above_step" if needs_losses else ""
     sql = f"SELECT r.*{extra} {source}{sort} LIMIT {PAGE_ROWS + 1} OFFSET {query.page * PAGE_ROWS}"
     lines = _fetch(connection, sql, values)
     total = None
@@ -230,16 +227,19 @@ def _add_tokens(connection: "duckdb.DuckDBPyConnection", build: Build, lines: li
         line.update(sums.get((line["dataset"], line["row_id"]), dict.fromkeys(names)))
 
 
-def read_losses(connection: "duckdb.DuckDBPyConnection", row_ids: Sequence[str]) -> dict[str, float]:
-    """Return the mean loss of some rows."""
+_LOSSES_OF_ROWS = (
+    "SELECT row_id, avg(loss) AS loss, avg(loss - of_step) AS above_step FROM (SELECT split_part(example_id, '#', 1) "
+    "AS row_id, loss, avg(loss) OVER (PARTITION BY step) AS of_step FROM losses)"
+)
+"""The mean loss of each row, and by how much it is above the mean of all examples of the same steps: in the first steps
+of a run, every loss is high."""
+
+
+def read_losses(connection: "duckdb.DuckDBPyConnection", row_ids: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Return the mean loss of some rows, and by how much it is above that of their steps."""
     marks = ", ".join("?" * len(row_ids)) or "NULL"
-    lines = _fetch(
-        connection,
-        f"SELECT split_part(example_id, '#', 1) AS row_id, avg(loss) AS loss FROM losses "
-        f"WHERE split_part(example_id, '#', 1) IN ({marks}) GROUP BY 1",
-        list(row_ids),
-    )
-    return {line["row_id"]: line["loss"] for line in lines}
+    lines = _fetch(connection, f"{_LOSSES_OF_ROWS} WHERE row_id IN ({marks}) GROUP BY row_id", list(row_ids))
+    return {line["row_id"]: (line["loss"], line["above_step"]) for line in lines}
 
 
 def read_segments(

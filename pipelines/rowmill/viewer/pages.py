@@ -187,7 +187,7 @@ def _search(
 def _add_losses(connection: "duckdb.DuckDBPyConnection", lines: Sequence[dict[str, Any]]) -> None:
     losses = lists.read_losses(connection, [line["row_id"] for line in lines])
     for line in lines:
-        line["loss"] = losses.get(line["row_id"])
+        line["loss"], line["above_step"] = losses.get(line["row_id"], (None, None))
 
 
 def _find_check(build: Build, query: ListQuery) -> Any:

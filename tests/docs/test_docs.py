@@ -287,7 +287,7 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
 def test_how_to_pages_are_few_and_short() -> None:
     words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in (ROOT / "docs/how-to").glob("*.md")}
 
-    assert len(words) <= 17
+    assert len(words) <= 18
     assert {name: count for name, count in words.items() if count >= 600} == {}
 
 
@@ -353,6 +353,7 @@ WITHOUT_EXAMPLE = {
     "why.md": "Failures of other programs; each is shown by the README or a how-to.",
     "what-is-verified.md": "Names the tests that are its examples.",
     "how-to/train.md": "Its program train.py and its options of TRL are run by the tests of training.",
+    "how-to/run-it-on-kubernetes.md": "Its values are checked against the chart and the other files of the deployment.",
     "how-to/run-it-for-a-team.md": "Its files are checked against each other and the programs that they start.",
     "extend-the-engine.md": "Its edits are made in a copy of the engine, which then builds its recipe.",
     "explanation/*.md": "What a build costs and what Dagster shows; the commands are on the how-to pages.",

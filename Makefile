@@ -104,7 +104,7 @@ bench: $(TESTS)  ## run the benchmarks; one JSON line each
 
 screenshots: $(TESTS)  ## take the documentation's screenshots with the browser tests (needs Debian's chromium)
 	@$(call install,.[browser])
-	@ROWMILL_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q --slow tests/end_to_end/test_browser.py tests/end_to_end/test_report_in_browser.py
+	@ROWMILL_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q --slow tests/end_to_end/test_browser.py tests/end_to_end/test_report_in_browser.py tests/end_to_end/test_viewer_in_browser.py
 
 docs: $(READY)  ## regenerate the generated pages and the JSON Schema
 	@$(BIN)/python -m docs.generate.reference

@@ -304,9 +304,14 @@ def test_hostile_rows_are_text(browser: Any, tmp_path: Path) -> None:
 def test_pictures_of_pages_are_taken(visitor: Visitor) -> None:
     page = visitor.go("/demo/rows?removed=any&order=-removed&dataset=chats")
     pictures = os.environ.get("ROWMILL_SCREENSHOTS")
+    page.set_viewport_size({"width": 1360, "height": 500})
     if pictures is not None:
         page.screenshot(path=Path(pictures).absolute() / "view-rows.png")
     page.locator("tr[data-row] a").nth(3).click()
-    assert page.locator(".text.model").count() == 1
+    page.set_viewport_size({"width": 1040, "height": 560})
+    seen = page.locator(".text.model")
+    assert seen.count() == 1
+    # Its heading is above it.
+    seen.evaluate("text => scrollTo(0, text.getBoundingClientRect().top + scrollY - 160)")
     if pictures is not None:
         page.screenshot(path=Path(pictures).absolute() / "view-row.png")

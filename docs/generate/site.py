@@ -56,6 +56,7 @@ SEARCH_BOOSTS = {"Tutorial": 2.0, "How-to": 4.0, "Explanation": 2.0}
 GENERATED = "<!-- Written by `make docs`"
 """How the notice of a page begins that nobody writes by hand."""
 README_LINK = re.compile(r"(?<=\]\()docs/|(?<=src=\")docs/|(?<=srcset=\")docs/")
+PICTURE = re.compile(r"^!\[([^][\"]+)\]\(([\w/.-]+\.png)\)$", re.MULTILINE)
 UPWARD_LINK = re.compile(r"\[([^][]+)\]\((\.\./[^()\s#]+)[^()\s]*\)")
 
 
@@ -91,7 +92,17 @@ def compose_first_page(index: str) -> str:
     readme = re.sub(r"(?<=\]\()(?!docs/|https?:|#)", "../", readme)
     cards = (f"- **[{kind}]({pages[0]})**<br>{PURPOSES[kind]}" for kind, pages in group_pages().items())
     rest = index.partition(LIST_END)[2]
-    return "\n".join([README_LINK.sub("", readme), '<div class="kinds" markdown>', "", *cards, "", "</div>", "", rest])
+    readme = PICTURE.sub(offer_narrow, README_LINK.sub("", readme))
+    return "\n".join([readme, '<div class="kinds" markdown>', "", *cards, "", "</div>", "", rest])
+
+
+def offer_narrow(picture: re.Match[str]) -> str:
+    """Return a picture with a narrow one for phones, if there is one."""
+    narrow = picture[2].removesuffix(".png") + "-narrow.png"
+    if not (DOCS / narrow).is_file():
+        return picture[0]
+    source = f'<source media="(max-width: 600px)" srcset="{narrow}">'
+    return f'<picture>{source}<img alt="{picture[1]}" src="{picture[2]}"></picture>'
 
 
 def unlink_outside(markdown: str, source: str) -> str:

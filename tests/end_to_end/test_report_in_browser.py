@@ -185,3 +185,7 @@ def test_pictures_of_the_report_are_taken(browser: Any, report: Path) -> None:
         flow.screenshot(path=folder / "flow.png")
         page.evaluate("scrollTo(0, 0)")
         page.screenshot(path=folder / "report.png")
+        # The same for phones, where the site shows it in place of the wide one.
+        page.set_viewport_size({"width": 390, "height": HEIGHT})
+        mask.locator(".tokens i").nth(40).hover()
+        mask.screenshot(path=folder / "mask-narrow.png")

@@ -14,8 +14,9 @@ import pytest
 
 from rowmill.core.json import from_json
 from rowmill.kinds.catalog import KINDS
-from rowmill.kinds.reading.recognition import FormatChoice, Recognition, Sample, recognise_format
+from rowmill.kinds.reading.recognition import FormatChoice, recognise_format
 from rowmill.kinds.shared.messages import MORE_CONTEXT_COLUMNS
+from rowmill.kinds.shared.samples import Recognition, Sample
 from rowmill.kinds.supervised import PAIR_COLUMNS
 from rowmill.schema.rows import Rejected, Row
 from tests.support import row_reading

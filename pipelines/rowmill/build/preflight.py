@@ -32,8 +32,9 @@ from rowmill.core.errors import GateError, PipelineError, join_errors
 from rowmill.core.json import Json
 from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.kinds.catalog import KINDS
-from rowmill.kinds.reading.canonicalization import Canonicalizer, remove_nulls
-from rowmill.kinds.reading.recognition import Sample, find_wrapped_records, recognise_format, write_options
+from rowmill.kinds.reading.canonicalization import Canonicalizer, open_row_reader, remove_nulls
+from rowmill.kinds.reading.recognition import find_wrapped_records, recognise_format, write_options
+from rowmill.kinds.shared.samples import Sample
 from rowmill.kinds.text import describe_printed_chats
 from rowmill.parts.accounts import clean_value
 from rowmill.schema.manifest import Manifest, StageKey
@@ -332,7 +333,7 @@ def _note_unread_columns(trial: Project, step: Step, raw: Manifest) -> Iterator[
     options = trial.recipe.datasets[dataset]
     if options.format.get_joint_rows() is not None:
         return
-    reader = options.format.open_row_reader(options, trial.base, dataset)
+    reader = open_row_reader(options, trial.base, dataset)
     if not isinstance(reader, Canonicalizer):
         return
     records = _read_records(trial, raw)

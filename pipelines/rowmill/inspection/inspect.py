@@ -31,7 +31,7 @@ from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.inspection.trace import Lineage, find_lists_with, open_encoder
 from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan, require_joint_rows
-from rowmill.kinds.reading.canonicalization import Canonicalizer
+from rowmill.kinds.reading.canonicalization import Canonicalizer, open_row_reader
 from rowmill.parts.functions import write_table
 from rowmill.schema import manifest
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN, count_tokens_by_weight
@@ -336,7 +336,7 @@ def _open_unread_finder(project: Project, dataset: str, part: SourcePart) -> Cal
     options = project.recipe.datasets[dataset]
     if options.format.get_joint_rows() is not None:
         return lambda _: ()
-    reader = options.format.open_row_reader(options, project.base, dataset)
+    reader = open_row_reader(options, project.base, dataset)
     if not isinstance(reader, Canonicalizer) or options.row_kind == "tokens":
         return lambda _: ()
 

@@ -18,10 +18,10 @@ from rowmill.conversation.truncation import OverlongPolicy, Truncation
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.json import Json
-from rowmill.kinds.reading.canonicalization import Canonicalizer, RecordReader
 from rowmill.kinds.shared.filters import Filters
 from rowmill.kinds.shared.messages import Tools, is_mapping, rename_aliases
 from rowmill.kinds.shared.reasoning import Reasoning
+from rowmill.kinds.shared.samples import Recognition, Sample
 from rowmill.kinds.shared.splits import Splits
 from rowmill.kinds.shared.training_flags import FlagMeaning, name_flags
 from rowmill.packing.options import Packing
@@ -30,7 +30,6 @@ from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
 
 if TYPE_CHECKING:
     from rowmill.kinds.joint_rows import JointRows
-    from rowmill.kinds.reading.recognition import Recognition, Sample
 
 OPTION_GROUPS: dict[str, type[Config]] = {
     "reasoning": Reasoning,
@@ -51,6 +50,10 @@ NOT_READ_OF_PLAIN_TEXT = frozenset(Template.model_fields) - {"control_tokens"}
 
 PAIR_SIDES = frozenset({"prompt", "response"})
 """The names that `loss.mask` uses for pairs; for conversations it uses roles."""
+
+
+RecordReader = Callable[[Mapping[str, Json]], Row | Rejected]
+"""Reads a kind's columns into a row, without its group, order and domain; a reject is returned, or a `RejectError`."""
 
 
 class RowReader(Protocol):
@@ -141,7 +144,7 @@ class DatasetKind(Config):
         return set(cls.model_fields) | set(cls.ALIASES)
 
     @classmethod
-    def recognise(cls, sample: "Sample") -> "Recognition | None":
+    def recognise(cls, sample: Sample) -> Recognition | None:
         """Return the options under which the kind reads most of some records; None if it reads none of them."""
         return None
 
@@ -261,9 +264,9 @@ class DatasetKind(Config):
             "choose such a kind"
         )
 
-    def open_row_reader(self, options: "DatasetOptions", base: Path, dataset: str) -> RowReader:
-        """Return the reader of the dataset's records; the default suits kinds that make one row of a record."""
-        return Canonicalizer(options, group_key=options.splits.group_key, order_key=options.splits.time_key)
+    def open_row_reader(self, options: "DatasetOptions", base: Path, dataset: str) -> RowReader | None:
+        """Return the kind's own reader of the dataset's records; None if `make_record_reader` reads one row of each."""
+        return None
 
     def open_example_builder(self, context: BuildContext[Any], base: Path) -> TokenBuilder | None:
         """Return the builder of tokens from a record; None if rows are tokenized according to their row kind.

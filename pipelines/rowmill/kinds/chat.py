@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
-from rowmill.kinds.base import DatasetOptions
-from rowmill.kinds.reading.canonicalization import RecordReader
+from rowmill.kinds.base import DatasetOptions, RecordReader
 from rowmill.kinds.reading.conversation_rows import (
     ConversationColumns,
     ConversationReader,
 )
-from rowmill.kinds.reading.recognition import Recognition, Sample, choose_best, suggest_context, try_options
+from rowmill.kinds.reading.recognition import try_options
 from rowmill.kinds.shared.messages import (
     ASKING_COLUMNS,
     FUNCTION_CALL,
@@ -30,6 +29,7 @@ from rowmill.kinds.shared.messages import (
     split_open_transcript,
     split_transcript,
 )
+from rowmill.kinds.shared.samples import Recognition, Sample, choose_best, suggest_context
 
 ROLE_KEYS = ("role", "from", "speaker", "author", "sender", "type")
 CONTENT_KEYS = ("content", "value", "text", "message", "utterance", "parts")

@@ -27,10 +27,9 @@ from pydantic import Field
 from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, canonical_json, to_json
-from rowmill.kinds.base import DatasetOptions, refuse_overlong_policy
-from rowmill.kinds.reading.canonicalization import RecordReader
+from rowmill.kinds.base import DatasetOptions, RecordReader, refuse_overlong_policy
 from rowmill.kinds.reading.conversation_rows import ConversationReader, DetectedMessages, MessageColumns
-from rowmill.kinds.reading.recognition import Recognition, Sample, choose_best, suggest_context, try_options
+from rowmill.kinds.reading.recognition import try_options
 from rowmill.kinds.shared.messages import (
     CONTEXT_COLUMNS,
     RejectError,
@@ -47,6 +46,7 @@ from rowmill.kinds.shared.messages import (
     split_transcript,
     write_number,
 )
+from rowmill.kinds.shared.samples import Recognition, Sample, choose_best, suggest_context
 from rowmill.schema.examples import Objective
 from rowmill.schema.rows import Message, Row, RowKind, make_plain_report
 

@@ -14,15 +14,15 @@ from pydantic import Field, field_validator
 from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, to_json
-from rowmill.kinds.base import ALL_GROUPS, DatasetOptions, RowReader, refuse_overlong_policy
-from rowmill.kinds.reading.canonicalization import Canonicalizer, RecordReader
+from rowmill.kinds.base import ALL_GROUPS, DatasetOptions, RecordReader, RowReader, refuse_overlong_policy
+from rowmill.kinds.reading.canonicalization import Canonicalizer
 from rowmill.kinds.reading.conversation_rows import (
     ConversationReader,
     DetectedMessages,
     MessageColumns,
     add_system,
 )
-from rowmill.kinds.reading.recognition import Recognition, Sample, choose_best, suggest_context, try_options
+from rowmill.kinds.reading.recognition import try_options
 from rowmill.kinds.shared.messages import (
     CONTEXT_COLUMNS,
     LIST_COLUMNS,
@@ -36,6 +36,7 @@ from rowmill.kinds.shared.messages import (
     remove_flags,
     split_open_transcript,
 )
+from rowmill.kinds.shared.samples import Recognition, Sample, choose_best, suggest_context
 from rowmill.schema.examples import Objective
 from rowmill.schema.rows import Row, RowKind
 

@@ -15,11 +15,11 @@ from rowmill.kinds.base import (
     PAIR_SIDES,
     DatasetKind,
     DatasetOptions,
+    RecordReader,
     refuse_mask_names,
     refuse_overlong_policy,
 )
-from rowmill.kinds.reading.canonicalization import RecordReader
-from rowmill.kinds.reading.recognition import Recognition, Sample, choose_best, suggest_context, try_options
+from rowmill.kinds.reading.recognition import try_options
 from rowmill.kinds.shared.messages import (
     CONTEXT_COLUMNS,
     PAIR_COLUMNS,
@@ -30,6 +30,7 @@ from rowmill.kinds.shared.messages import (
     parse_messages,
     write_number,
 )
+from rowmill.kinds.shared.samples import Recognition, Sample, choose_best, suggest_context
 from rowmill.schema.rows import Row, RowKind, make_plain_report
 
 NESTED_RESPONSES = ("answers.text.0", "answers.0", "answer.text.0", "answer.value", "responses.0")

@@ -8,11 +8,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from rowmill.conversation.template_engines import list_answer_marks
-from rowmill.kinds.base import ALL_GROUPS, NOT_READ_OF_PLAIN_TEXT, DatasetKind, DatasetOptions
-from rowmill.kinds.reading.canonicalization import RecordReader
+from rowmill.kinds.base import ALL_GROUPS, NOT_READ_OF_PLAIN_TEXT, DatasetKind, DatasetOptions, RecordReader
 from rowmill.kinds.reading.conversation_rows import make_document_reader
-from rowmill.kinds.reading.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.kinds.reading.recognition import try_options
 from rowmill.kinds.shared.messages import PRINTED_MESSAGES, SPEAKERS
+from rowmill.kinds.shared.samples import Recognition, Sample, choose_best
 from rowmill.schema.rows import RowKind
 
 TEXT_COLUMNS = ("text", "content", "document", "body", "raw_content", "article", "code", "passage", "abstract")

@@ -32,10 +32,10 @@ from rowmill.core.arrays import Bools, Numbers, make_zeros
 from rowmill.core.arrays import Tokens as TokenIds
 from rowmill.core.config import Config, describe_type
 from rowmill.core.json import Json
-from rowmill.kinds.base import ALL_GROUPS, DatasetKind, DatasetOptions, refuse_overlong_policy
-from rowmill.kinds.reading.canonicalization import RecordReader
-from rowmill.kinds.reading.recognition import Recognition, Sample, choose_best, try_options
+from rowmill.kinds.base import ALL_GROUPS, DatasetKind, DatasetOptions, RecordReader, refuse_overlong_policy
+from rowmill.kinds.reading.recognition import try_options
 from rowmill.kinds.shared.messages import RejectError, find_first_column, get_at_path, is_list, is_mapping
+from rowmill.kinds.shared.samples import Recognition, Sample, choose_best
 from rowmill.schema.examples import IGNORED_LABEL, TAKEN_NAMES, RolloutFields
 from rowmill.schema.rows import ParseReport, Row, RowKind, make_plain_report
 

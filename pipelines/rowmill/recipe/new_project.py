@@ -24,13 +24,12 @@ from rowmill.kinds.base import DatasetKind
 from rowmill.kinds.catalog import KINDS
 from rowmill.kinds.reading.recognition import (
     RECORDS_LOOKED_AT,
-    Recognition,
-    Sample,
     find_wrapped_records,
     list_lists,
     recognise_format,
     write_options,
 )
+from rowmill.kinds.shared.samples import Recognition, Sample
 from rowmill.recipe.recipe import find_recipes, parse_recipe
 from rowmill.sources.delimited import UnnamedColumnError
 from rowmill.sources.files import FORMATS_BY_SUFFIX, SUFFIXES, Files, find_files

@@ -13,9 +13,10 @@ shape of a record, or the record is refused: a prompt without its context asks s
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import orjson
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from rowmill.core.config import describe_type
 from rowmill.core.errors import PipelineError
 from rowmill.core.json import Json, canonical_json, is_nested_deeper, to_json
+from rowmill.kinds.base import DatasetOptions, RecordReader, RowReader
 from rowmill.kinds.shared.filters import HASH_BYTES
 from rowmill.kinds.shared.messages import (
     MEDIA_COLUMNS,
@@ -57,13 +59,7 @@ from rowmill.schema.rows import (
     RowKind,
 )
 
-if TYPE_CHECKING:
-    from rowmill.kinds.base import DatasetOptions
-
 DEFAULT_DOMAIN = "__default__"
-
-RecordReader = Callable[[Mapping[str, Json]], Row | Rejected]
-"""Reads a kind's columns into a row, without its group, order and domain; a reject is returned, or a `RejectError`."""
 
 
 @runtime_checkable
@@ -83,7 +79,7 @@ class Canonicalizer:
 
     def __init__(
         self,
-        options: "DatasetOptions",
+        options: DatasetOptions,
         *,
         group_key: str | Sequence[str] | None = None,
         order_key: str | None = None,
@@ -227,6 +223,15 @@ class Canonicalizer:
         if self._domain_key is not None:
             domain = find_domain(record, self._domain_key)
         return replace(row, group_key=group, order_key=order, domain=domain)
+
+
+def open_row_reader(options: DatasetOptions, base: Path, dataset: str) -> RowReader:
+    """Return the reader of a dataset's records: the kind's own, or the one that makes one row of a record.
+
+    `base` is the project's folder, `dataset` the dataset's name.
+    """
+    own = options.format.open_row_reader(options, base, dataset)
+    return own or Canonicalizer(options, group_key=options.splits.group_key, order_key=options.splits.time_key)
 
 
 def _list_sizes(row: Row) -> set[int]:

@@ -37,8 +37,7 @@ from rowmill.conversation.options import MAX_WEIGHT, MIN_WEIGHT
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, to_json
 from rowmill.core.python_literals import begins_like_literal
-from rowmill.kinds.base import PAIR_SIDES, DatasetKind, DatasetOptions, refuse_mask_names
-from rowmill.kinds.reading.canonicalization import RecordReader
+from rowmill.kinds.base import PAIR_SIDES, DatasetKind, DatasetOptions, RecordReader, refuse_mask_names
 from rowmill.kinds.shared.filters import Filters
 from rowmill.kinds.shared.messages import (
     ASKING_COLUMNS,

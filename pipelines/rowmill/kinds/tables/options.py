@@ -11,9 +11,9 @@ from rowmill.core.errors import join_choices
 from rowmill.core.json import Json
 from rowmill.kinds.base import DatasetKind, DatasetOptions
 from rowmill.kinds.reading.canonicalization import PREFERENCE_COLUMNS
-from rowmill.kinds.reading.recognition import Recognition, Sample
 from rowmill.kinds.shared.filters import REMOVAL_FILTERS
 from rowmill.kinds.shared.messages import PAIR_COLUMNS, PRINTED_MESSAGES, is_list, is_mapping
+from rowmill.kinds.shared.samples import Recognition, Sample
 from rowmill.kinds.tables.generation import Generation
 from rowmill.kinds.tables.schema import Mode
 from rowmill.kinds.tables.serialization import Codec

@@ -59,7 +59,8 @@ if TYPE_CHECKING:
     from rowmill.exports.tinker import read_datums
     from rowmill.inspection.generated_output import ParsedFiles, parse_files
     from rowmill.kinds.base import BuildContext
-    from rowmill.kinds.python import RowFormat, register_format
+    from rowmill.kinds.catalog import register_format
+    from rowmill.kinds.python import RowFormat
     from rowmill.reader import (
         Batch,
         ExampleLosses,
@@ -138,7 +139,8 @@ _MODULES = {
     "rowmill.exports.base": "Exported open_export",
     "rowmill.exports.tinker": "read_datums",
     "rowmill.kinds.base": "BuildContext",
-    "rowmill.kinds.python": "RowFormat register_format",
+    "rowmill.kinds.catalog": "register_format",
+    "rowmill.kinds.python": "RowFormat",
     "rowmill.inspection.generated_output": "ParsedFiles parse_files",
     "rowmill.reader": "Batch ExampleLosses PackedSequence Reader SourceLosses SourceNames TrainingStep View "
     "loss_by_source",

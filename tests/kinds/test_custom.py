@@ -14,7 +14,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.formats import RowFormat, register_format
 from rowmill.inspection import inspect, trace
-from rowmill.kinds import python
+from rowmill.kinds import catalog, python
 from rowmill.kinds.catalog import KINDS, Format, Python
 from rowmill.recipe import recipe
 from rowmill.schema.examples import SPAN_KINDS
@@ -177,7 +177,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.fixture(autouse=True)
 def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every test a registry of its own."""
-    monkeypatch.setattr(python, "_REGISTERED", {})
+    monkeypatch.setattr(catalog, "_REGISTERED", {})
 
 
 def made_by(workspace: Workspace, name: str, rows: Sequence[Mapping[str, Any]], **groups: Any) -> Built:

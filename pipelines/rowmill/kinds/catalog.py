@@ -1,9 +1,11 @@
-"""The kinds of datasets, one line per kind; a kind decides which columns become which canonical rows.
+"""The kinds of datasets, one line per kind, and the names of users' own formats.
 
-A kind's fields, declarations and hooks are in its own file.
+A kind decides which columns become which canonical rows; its fields, declarations and hooks are in its own file.
 """
 
-from typing import Annotated, TypeAlias, get_args
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Annotated, TypeAlias, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -12,7 +14,7 @@ from rowmill.kinds.base import DatasetKind
 from rowmill.kinds.chat import Auto, Chat
 from rowmill.kinds.preference import Preference
 from rowmill.kinds.prompts import Prompts
-from rowmill.kinds.python import Python, list_registered_formats
+from rowmill.kinds.python import Python, RowFormat, find_format_problem
 from rowmill.kinds.shared.messages import is_mapping, rename_aliases
 from rowmill.kinds.supervised import Supervised
 from rowmill.kinds.tables.options import Records
@@ -36,6 +38,49 @@ KINDS: dict[str, type[DatasetKind]] = {kind.get_name(): kind for kind in get_arg
 
 KIND_ALIASES = {alias: name for name, kind in KINDS.items() for alias in kind.KIND_ALIASES}
 """Other names of kinds."""
+
+
+ENTRY_POINT_GROUP = "rowmill.formats"
+"""Entry point group of installed formats: `tickets = "my_package.formats:Tickets"`."""
+
+
+FormatT = TypeVar("FormatT", bound=type[RowFormat])
+
+_REGISTERED: dict[str, str] = {}
+
+
+def register_format(name: str) -> Callable[[FormatT], FormatT]:
+    """Register a class as `format.kind: <name>` for recipes loaded afterwards.
+
+    Raises
+    ------
+    TypeError
+        If it is not a `RowFormat` with one of `rows` and `build`.
+    ValueError
+        If the name is taken.
+
+    """
+
+    def register(cls: FormatT) -> FormatT:
+        problem = find_format_problem(cls)
+        if problem:
+            raise TypeError(f"register_format({name!r}): {problem}")
+        path = f"{cls.__module__}:{cls.__qualname__}"
+        # The same path again means that the module was loaded again, in a worker or after a change.
+        if name in {*KINDS, *KIND_ALIASES} or _REGISTERED.get(name, path) != path:
+            holder = _REGISTERED.get(name, "a built-in kind")
+            raise ValueError(
+                f"register_format({name!r}): the name is taken by {holder}; names must be unique; choose another"
+            )
+        _REGISTERED[name] = path
+        return cls
+
+    return register
+
+
+def list_registered_formats() -> Mapping[str, str]:
+    """Return the registered names with `module:Name` of each, including those of installed packages."""
+    return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)} | _REGISTERED
 
 
 def resolve_kind(name: str) -> tuple[str, str | None]:

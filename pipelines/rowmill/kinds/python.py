@@ -16,12 +16,11 @@ rows in one file, or increase a constant in it when they change.
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +40,6 @@ from rowmill.kinds.text import Text
 from rowmill.kinds.tokens import to_flat_array
 from rowmill.schema.rows import Rejected, Row, RowKind
 
-ENTRY_POINT_GROUP = "rowmill.formats"
-"""Entry point group of installed formats: `tickets = "my_package.formats:Tickets"`."""
-
 
 class RowFormat:
     """Derive from this class and define `rows` or `build`; the recipe's `options` are the constructor's arguments."""
@@ -60,47 +56,7 @@ class RowFormat:
         raise NotImplementedError
 
 
-FormatT = TypeVar("FormatT", bound=type[RowFormat])
-
-_REGISTERED: dict[str, str] = {}
 _LOADED_MODULES: dict[tuple[str, str], ModuleType] = {}
-
-
-def register_format(name: str) -> Callable[[FormatT], FormatT]:
-    """Register a class as `format.kind: <name>` for recipes loaded afterwards.
-
-    Raises
-    ------
-    TypeError
-        If it is not a `RowFormat` with one of `rows` and `build`.
-    ValueError
-        If the name is taken.
-
-    """
-
-    def register(cls: FormatT) -> FormatT:
-        # The kinds import this module.
-        from rowmill.kinds.catalog import KIND_ALIASES, KINDS
-
-        problem = _find_format_problem(cls)
-        if problem:
-            raise TypeError(f"register_format({name!r}): {problem}")
-        path = f"{cls.__module__}:{cls.__qualname__}"
-        # The same path again means that the module was loaded again, in a worker or after a change.
-        if name in {*KINDS, *KIND_ALIASES} or _REGISTERED.get(name, path) != path:
-            holder = _REGISTERED.get(name, "a built-in kind")
-            raise ValueError(
-                f"register_format({name!r}): the name is taken by {holder}; names must be unique; choose another"
-            )
-        _REGISTERED[name] = path
-        return cls
-
-    return register
-
-
-def list_registered_formats() -> Mapping[str, str]:
-    """Return the registered names with `module:Name` of each, including those of installed packages."""
-    return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)} | _REGISTERED
 
 
 def get_format_method(cls: type[RowFormat]) -> Literal["rows", "build"]:
@@ -145,7 +101,7 @@ def find_format(path: str, base: Path, where: str) -> type[RowFormat]:
         classes = [key for key, one in vars(module).items() if isinstance(one, type) and issubclass(one, RowFormat)]
         known = ", ".join(key for key in classes if key != "RowFormat") or "none"
         raise ConfigError(f"{where}: module {module_name} has no {name}; its formats are {known}; name one of them")
-    problem = _find_format_problem(found)
+    problem = find_format_problem(found)
     if problem:
         raise ConfigError(f"{where}: {path}: {problem}")
     return found
@@ -179,7 +135,7 @@ def find_source_file(path: str, base: Path, where: str) -> Path:
     return Path(origin).resolve()
 
 
-def _find_format_problem(cls: object) -> str:
+def find_format_problem(cls: object) -> str:
     """Return why a value is not a valid format class; empty if it is."""
     if not (isinstance(cls, type) and issubclass(cls, RowFormat)):
         return "it is not a RowFormat; expected a class derived from rowmill.RowFormat; derive it"

@@ -18,7 +18,7 @@ from rowmill.schema.rows import Row
 from tests.support.canonical_rows import kept, rejection
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Format)
-SHARED = {"base", "catalog", "joint_rows", "reading", "shared"}
+SHARED = {"base", "catalog", "context", "joint_rows", "reading", "shared"}
 """Modules of the folder that are no kind: the contract, the list, and what several kinds have in common."""
 
 
@@ -54,7 +54,7 @@ def test_exchange_keeps_its_system_text_and_the_keys_of_its_answer() -> None:
 def test_union_has_one_member_per_module() -> None:
     members = {member.__module__ for member in get_args(get_args(Format)[0])}
     modules = {
-        f"rowmill.kinds.{module.name}{'.options' if module.ispkg else ''}"
+        f"rowmill.kinds.{module.name}{'.records' if module.ispkg else ''}"
         for module in pkgutil.iter_modules(kinds.__path__)
         if module.name not in SHARED
     }

@@ -63,7 +63,7 @@ PLANTED = {
     "pipelines/rowmill/kinds/tables/prompt.py": "import rowmill.recipe.recipe",
     "pipelines/rowmill/kinds/tables/schema.py": "from rowmill.stages import base",
     "pipelines/rowmill/parts/functions.py": "import rowmill.kinds.shared.splits",
-    "pipelines/rowmill/kinds/text.py": "from rowmill.kinds.tables.options import Records",
+    "pipelines/rowmill/kinds/text.py": "from rowmill.kinds.tables.records import Records",
     "pipelines/rowmill/build/runner.py": "import dagster",
     "pipelines/rowmill/stages/raw_dataset.py": "from rowmill.stages import parsed_records",
     "pipelines/rowmill/schema/manifest.py": "from dagster_rowmill import metadata",

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from rowmill import sources
 from rowmill.core.errors import ConfigError, SchemaError, SourceError
-from rowmill.kinds.tables.options import Records, require_records
+from rowmill.kinds.tables.options import require_records
+from rowmill.kinds.tables.records import Records
 from rowmill.sources import Files, FileScan
 from rowmill.sources.delimited import UnnamedColumnError
 from rowmill.sources.dialect import Dialect

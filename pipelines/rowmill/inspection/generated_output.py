@@ -17,7 +17,7 @@ from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.storage import Store
 from rowmill.executors import LocalPool
-from rowmill.kinds.joint_rows import ParsedFiles, require_joint_rows
+from rowmill.kinds.joint_rows import ParsedFiles, require_joint_kind
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey
@@ -171,7 +171,7 @@ def parse_files(project: Project, dataset: str, urls: Sequence[str]) -> ParsedFi
         store = Store(scratch)
         at = (project.recipe.name, dataset, parsed_records.STAGE.name)
         context = StageContext(store, Path.cwd(), at, dataset, {key: made}, LocalPool(1), recipe=project.recipe)
-        return require_joint_rows(context.dataset.format).parse_files(context, urls)
+        return require_joint_kind(context.dataset.format).parse_files(context, urls)
 
 
 def iterate_accepted_records(store: Store, output: Manifest) -> Iterator[str]:

@@ -30,7 +30,7 @@ from rowmill.core.errors import ConfigError, ContextOverflowError, IntegrityErro
 from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.inspection.trace import Lineage, find_lists_with, open_encoder
-from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan, require_joint_rows
+from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan, JointKind, require_joint_kind
 from rowmill.kinds.reading.canonicalization import Canonicalizer, open_row_reader
 from rowmill.parts.functions import write_table
 from rowmill.schema import manifest
@@ -132,7 +132,7 @@ def inspect_rows(project: Project, *, count: int, dataset: str | None, row_id: s
     wanted = None if row_id is None else row_id.split("#", 1)[0]
     for name in names if wanted is None or is_row_id(wanted) else ():
         kept = None if wanted is None else _find_kept_lineage(project, name)
-        if known[name].format.get_joint_rows() is not None:
+        if isinstance(known[name].format, JointKind):
             records = _inspect_table(project, name, count, wanted)
         elif kept is None or wanted is None:
             records = _inspect_records(project, name, count, wanted)
@@ -334,7 +334,7 @@ def _read_numbered(part: SourcePart, base: Path, numbers: range) -> Iterator[Raw
 def _open_unread_finder(project: Project, dataset: str, part: SourcePart) -> Callable[[RawRecord], tuple[str, ...]]:
     """Return the function that lists the columns of a record that have a value and that nothing reads."""
     options = project.recipe.datasets[dataset]
-    if options.format.get_joint_rows() is not None:
+    if isinstance(options.format, JointKind):
         return lambda _: ()
     reader = open_row_reader(options, project.base, dataset)
     if not isinstance(reader, Canonicalizer) or options.row_kind == "tokens":
@@ -503,7 +503,7 @@ class DatasetTablePlan:
 
 def list_table_datasets(project: Project, dataset: str | None = None) -> list[str]:
     """Return the records datasets of a recipe, or only the named one."""
-    known = [name for name, one in project.recipe.datasets.items() if one.format.get_joint_rows() is not None]
+    known = [name for name, one in project.recipe.datasets.items() if isinstance(one.format, JointKind)]
     if dataset is None:
         return known
     if dataset not in known:
@@ -520,7 +520,7 @@ def plan_tables(project: Project) -> Iterator[DatasetTablePlan]:
         with _open_table_trial(project, name, tokenized_examples.STAGE) as context:
             loaded, path = stored_tokenizers.open_recipe_tokenizer(context)
             try:
-                plan = require_joint_rows(context.dataset.format).plan_examples(context, loaded, path)
+                plan = require_joint_kind(context.dataset.format).plan_examples(context, loaded, path)
                 yield DatasetTablePlan(name, plan)
             except ContextOverflowError as error:
                 yield DatasetTablePlan(name, None, str(error))
@@ -531,7 +531,7 @@ def advise_on_columns(project: Project, dataset: str | None = None) -> Iterator[
     for name in list_table_datasets(project, dataset):
         with _open_table_trial(project, name, tokenized_examples.STAGE) as context:
             loaded, path = stored_tokenizers.open_recipe_tokenizer(context)
-            yield require_joint_rows(context.dataset.format).advise(context, loaded, path)
+            yield require_joint_kind(context.dataset.format).advise(context, loaded, path)
 
 
 def propose_contracts(project: Project, dataset: str | None = None) -> Iterator[tuple[str, str | None]]:
@@ -539,7 +539,7 @@ def propose_contracts(project: Project, dataset: str | None = None) -> Iterator[
     for name in list_table_datasets(project, dataset):
         with _open_table_trial(project, name, canonical_rows.STAGE) as context:
             taken = canonical_rows.list_taken_parts(context)
-            yield name, require_joint_rows(context.dataset.format).propose_contract(context, taken)
+            yield name, require_joint_kind(context.dataset.format).propose_contract(context, taken)
 
 
 @contextmanager

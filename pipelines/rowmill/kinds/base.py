@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from pydantic import model_validator
 
@@ -27,9 +27,6 @@ from rowmill.kinds.shared.training_flags import FlagMeaning, name_flags
 from rowmill.packing.options import Packing
 from rowmill.schema.examples import Objective, RolloutFields
 from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
-
-if TYPE_CHECKING:
-    from rowmill.kinds.joint_rows import JointRows
 
 OPTION_GROUPS: dict[str, type[Config]] = {
     "reasoning": Reasoning,
@@ -274,11 +271,6 @@ class DatasetKind(Config):
         A kind that builds tokens itself has rows of kind `record`, each with the original record. `base` is the
         project's folder.
         """
-        return None
-
-    @classmethod
-    def get_joint_rows(cls) -> "JointRows | None":
-        """Return what the kind does itself if its rows, or its examples, depend on the whole dataset; else None."""
         return None
 
 

@@ -17,7 +17,7 @@ from rowmill.kinds.prompts import Prompts
 from rowmill.kinds.python import Python, RowFormat, find_format_problem
 from rowmill.kinds.shared.messages import is_mapping, rename_aliases
 from rowmill.kinds.supervised import Supervised
-from rowmill.kinds.tables.options import Records
+from rowmill.kinds.tables.records import Records
 from rowmill.kinds.text import Text
 from rowmill.kinds.tokens import Tokens
 

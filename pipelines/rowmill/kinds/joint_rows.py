@@ -1,59 +1,28 @@
-"""The contract of kinds whose rows are decided over the whole dataset, and whose examples join several rows.
+"""The base class of kinds whose rows are decided over the whole dataset, and whose examples join several rows.
 
-Tables are one: `Records.get_joint_rows` in `kinds/tables/options.py`.
+Tables are one: `kinds/tables/records.py`. The methods named `identify_…` return the options and versions that decide a
+stage's output.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rowmill.core.storage import Store
 from rowmill.kinds.base import DatasetKind, DatasetOptions
-from rowmill.parts.context import StageOutput, WorkContext
-from rowmill.parts.functions import MappedParts
 from rowmill.schema.facts import SpanCounts
 from rowmill.schema.manifest import DisplayTable, Manifest, Part
 from rowmill.sources import FileScan
 from rowmill.sources.reading import TakenGroup
 from rowmill.tokenization.tokenizer import LoadedTokenizer
-from rowmill.tokenization.tokenizer_source import TokenizerChoice
 
-
-@dataclass(frozen=True, slots=True)
-class KindContext(WorkContext, ABC):
-    """What a stage hands to the dataset's kind: where the work is done, and the recipe's options that decide it."""
-
-    @property
-    @abstractmethod
-    def dataset(self) -> DatasetOptions:
-        """The dataset's options."""
-
-    @property
-    @abstractmethod
-    def seed(self) -> int:
-        """What everything random is drawn from."""
-
-    @property
-    @abstractmethod
-    def seq_len(self) -> int:
-        """Tokens of a sequence."""
-
-    @property
-    @abstractmethod
-    def limit(self) -> int:
-        """The most tokens of an example of the dataset; of a pair's, that of each side."""
-
-    @property
-    @abstractmethod
-    def vocab_size(self) -> int | None:
-        """Ids that the model has; None: those of the tokenizer."""
-
-    @property
-    @abstractmethod
-    def tokenizer_choice(self) -> TokenizerChoice:
-        """The recipe's choice of the tokenizer."""
+if TYPE_CHECKING:
+    # A recipe is loaded without what its stages work with.
+    from rowmill.kinds.context import KindContext
+    from rowmill.parts.context import StageOutput, WorkContext
+    from rowmill.parts.functions import MappedParts
 
 
 class ExamplePlan(Protocol):
@@ -153,77 +122,124 @@ class ParsedFiles:
     """The counts by class."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JointRows:
-    """What the stages, and the commands that try a recipe, ask of a kind whose rows depend on one another.
-
-    The functions named `identify_…` return the options and versions that decide a stage's output.
-    """
-
-    check_contract: Callable[[Mapping[str, Any], str], object]
-    """Refuse a pinned contract that cannot be read; the text is its file."""
-
-    # Rows.
-
-    identify_rows: Callable[[DatasetOptions, int], dict[str, Any]]
-    """Return what decides rows (`rows`), and what only facts about them, given the most tokens of an example."""
-    make_rows: Callable[[KindContext, TakenGroup, str], tuple[MappedParts, Any]]
-    """Make the rows of source parts, each with how many of its records are taken (None: all).
-
-    The text identifies the dataset's options. Also return what was decided over all parts, for the hooks that follow.
-    """
-    assign_splits: Callable[[KindContext, list[Part], Any], list[Part]]
-    """Return the parts after splits that need all rows."""
-    complete_rows: Callable[[KindContext, StageOutput, Any], StageOutput]
-    """Add the kind's own facts and tables to the output of rows."""
-    comparisons: Mapping[str, Callable[[Path, Store, Manifest, Manifest], Sequence[str] | None]]
-    """For checks that compare rows with published ones, by name: the function that returns the changes, a sentence
-    each, or None if the two cannot be compared. The path is the project's folder."""
-
-    # Examples.
-
-    identify_examples: Callable[[DatasetOptions, int, int, int | None], dict[str, Any]]
-    """Return what decides examples, given the most tokens of one, the seed, and the vocabulary's size."""
-    reads_tokenizer_name: Callable[[DatasetOptions], bool]
-    """Tell whether examples depend on how the tokenizer is called."""
-    make_examples: Callable[[KindContext, LoadedTokenizer, str], StageOutput]
-    """Make the examples of all rows; the text is the tokenizer's path in the store."""
-    identify_lengths: Callable[[DatasetOptions, int, int], dict[str, Any]]
-    """Return what decides the facts of lengths beside the options of all kinds, given seed and `seq_len`."""
-    measure_lengths: Callable[[KindContext], StageOutput]
-    """Measure the examples, and plan the rows at other lengths."""
-    find_near_rows: Callable[[WorkContext, DatasetOptions, Manifest], NearRows]
-    """Compare the held-out rows with those that train."""
-
-    # Before a build.
-
-    plan_examples: Callable[[KindContext, LoadedTokenizer, str], ExamplePlan]
-    """Plan the examples as a build would; raises `ContextOverflowError` where the recipe makes this an error."""
-    advise: Callable[[KindContext, LoadedTokenizer, str], DatasetAdvice]
-    """Rate the columns that could group rows."""
-    propose_contract: Callable[[KindContext, TakenGroup], str | None]
-    """Observe the rows, and return the file of a contract for them; None without rows."""
-
-    # With a trained model.
-
-    list_generation_stages: Callable[[DatasetOptions], Sequence[str]]
-    """Return the names of the on-demand stages that the dataset has."""
-    identify_parsed: Callable[[DatasetOptions], dict[str, Any]]
-    """Return what decides the records that are parsed from texts."""
-    scan_texts: Callable[[KindContext], list[FileScan]]
-    """Scan the files of generated text."""
-    parse_texts: Callable[[KindContext, Sequence[FileScan]], StageOutput]
-    """Parse the texts of files into records."""
-    parse_files: Callable[[KindContext, Sequence[str]], ParsedFiles]
-    """Parse some other files of generated text."""
-    identify_generated: Callable[[DatasetOptions, int, int], dict[str, Any]]
-    """Return what decides the records that are generated, given the most tokens of an example, and the seed."""
-    generate: Callable[[KindContext], StageOutput]
-    """Generate records with the backend of the dataset."""
+RowComparison = Callable[[Path, Store, Manifest, Manifest], Sequence[str] | None]
+"""Compares rows with published ones, given the project's folder: returns the changes, a sentence each, or None if the
+two cannot be compared."""
 
 
-def require_joint_rows(kind: DatasetKind) -> JointRows:
-    """Return what a kind does itself, of which the caller knows that it does."""
-    rows = kind.get_joint_rows()
-    assert rows is not None
-    return rows
+class JointKind(DatasetKind, ABC):
+    """A kind whose rows depend on one another: what stages, and commands that try a recipe, ask of it."""
+
+    @classmethod
+    @abstractmethod
+    def check_contract(cls, values: Mapping[str, Any], where: str) -> None:
+        """Refuse a pinned contract that cannot be read; `where` is its file."""
+
+    # ── rows ──
+
+    @abstractmethod
+    def identify_rows(self, options: DatasetOptions, limit: int) -> dict[str, Any]:
+        """Return what decides rows (`rows`), and what only facts about them; `limit`: the most tokens of an example."""
+
+    @abstractmethod
+    def make_rows(self, context: "KindContext", taken: TakenGroup, digest: str) -> "tuple[MappedParts, Any]":
+        """Make the rows of source parts, each with how many of its records are taken (None: all).
+
+        `digest` identifies the dataset's options. Also return what was decided over all parts, for the hooks that
+        follow.
+        """
+
+    @abstractmethod
+    def assign_splits(self, context: "KindContext", parts: list[Part], decided: Any) -> list[Part]:
+        """Return the parts after splits that need all rows."""
+
+    @abstractmethod
+    def complete_rows(self, context: "KindContext", draft: "StageOutput", decided: Any) -> "StageOutput":
+        """Add the kind's own facts and tables to the output of rows."""
+
+    @abstractmethod
+    def list_comparisons(self) -> Mapping[str, RowComparison]:
+        """Return the comparisons with published rows by the name of the check that makes them."""
+
+    # ── examples ──
+
+    @abstractmethod
+    def identify_examples(
+        self, options: DatasetOptions, limit: int, seed: int, vocab_size: int | None
+    ) -> dict[str, Any]:
+        """Return what decides examples, given the most tokens of one, the seed, and the vocabulary's size."""
+
+    @abstractmethod
+    def reads_tokenizer_name(self) -> bool:
+        """Return whether examples depend on how the tokenizer is called."""
+
+    @abstractmethod
+    def make_examples(self, context: "KindContext", tokenizer: LoadedTokenizer, path: str) -> "StageOutput":
+        """Make the examples of all rows; `path` is the tokenizer's in the store."""
+
+    @abstractmethod
+    def identify_lengths(self, options: DatasetOptions, seed: int, seq_len: int) -> dict[str, Any]:
+        """Return what decides the facts of lengths beside the options of all kinds."""
+
+    @abstractmethod
+    def measure_lengths(self, context: "KindContext") -> "StageOutput":
+        """Measure the examples, and plan the rows at other lengths."""
+
+    @abstractmethod
+    def find_near_rows(self, context: "WorkContext", options: DatasetOptions, rows: Manifest) -> NearRows:
+        """Compare the held-out rows with those that train."""
+
+    # ── before a build ──
+
+    @abstractmethod
+    def plan_examples(self, context: "KindContext", tokenizer: LoadedTokenizer, path: str) -> ExamplePlan:
+        """Plan the examples as a build would; raises `ContextOverflowError` where the recipe makes this an error."""
+
+    @abstractmethod
+    def advise(self, context: "KindContext", tokenizer: LoadedTokenizer, path: str) -> DatasetAdvice:
+        """Rate the columns that could group rows."""
+
+    @abstractmethod
+    def propose_contract(self, context: "KindContext", taken: TakenGroup) -> str | None:
+        """Observe the rows, and return the file of a contract for them; None without rows."""
+
+    # ── with a trained model ──
+
+    @abstractmethod
+    def list_generation_stages(self) -> Sequence[str]:
+        """Return the names of the on-demand stages that the dataset has."""
+
+    @abstractmethod
+    def identify_parsed(self, options: DatasetOptions) -> dict[str, Any]:
+        """Return what decides the records that are parsed from texts."""
+
+    @abstractmethod
+    def scan_texts(self, context: "KindContext") -> list[FileScan]:
+        """Scan the files of generated text."""
+
+    @abstractmethod
+    def parse_texts(self, context: "KindContext", scans: Sequence[FileScan]) -> "StageOutput":
+        """Parse the texts of files into records."""
+
+    @abstractmethod
+    def parse_files(self, context: "KindContext", urls: Sequence[str]) -> ParsedFiles:
+        """Parse some other files of generated text."""
+
+    @abstractmethod
+    def identify_generated(self, options: DatasetOptions, limit: int, seed: int) -> dict[str, Any]:
+        """Return what decides the records that are generated; `limit`: the most tokens of an example."""
+
+    @abstractmethod
+    def generate(self, context: "KindContext") -> "StageOutput":
+        """Generate records with the backend of the dataset."""
+
+
+def find_joint_kind(kind: DatasetKind) -> JointKind | None:
+    """Return the kind if its rows depend on one another; else None."""
+    return kind if isinstance(kind, JointKind) else None
+
+
+def require_joint_kind(kind: DatasetKind) -> JointKind:
+    """Return the kind, of which the caller knows that its rows depend on one another."""
+    assert isinstance(kind, JointKind)
+    return kind

@@ -9,7 +9,7 @@ import copy
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import pyarrow as pa
 from pydantic import Field, ValidationError, model_validator
@@ -27,6 +27,7 @@ from rowmill.executors import AnyExecutor, LocalExecutor
 from rowmill.exports import AnyExport, DatasetSummary, RecipeSummary
 from rowmill.kinds.base import OPTION_GROUPS, DatasetKind, DatasetOptions, IdleOption, iterate_idle_options
 from rowmill.kinds.catalog import KINDS, Auto, Format, resolve_kind
+from rowmill.kinds.joint_rows import JointKind, find_joint_kind
 from rowmill.packing.options import Mixture, Packing
 from rowmill.packing.rank_assignment import Partitions, check_world_size
 from rowmill.schema.examples import WEIGHT_COLUMN, Objective, RolloutFields, join_fields
@@ -39,9 +40,6 @@ from rowmill.tokenization.tokenizer_source import (
     require_no_revision,
 )
 from rowmill.tracking import AnyTracker
-
-if TYPE_CHECKING:
-    from rowmill.kinds.joint_rows import JointRows
 
 
 class Freshness(Config):
@@ -99,7 +97,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, str]) -> 
     changed = copy.deepcopy(dict(values))
     datasets: Any = changed.get("datasets", changed.get("configs", {}))
     tables = (
-        [str(name) for name, dataset in datasets.items() if _find_joint_rows(dataset) is not None]
+        [str(name) for name, dataset in datasets.items() if _find_joint_class(dataset) is not None]
         if isinstance(datasets, dict)
         else []
     )
@@ -123,11 +121,12 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, str]) -> 
     return changed
 
 
-def _find_joint_rows(dataset: Any) -> "JointRows | None":
-    """Return what the kind that a dataset's mapping names does itself; None if it names no kind of records."""
+def _find_joint_class(dataset: Any) -> type[JointKind] | None:
+    """Return the kind that a dataset's mapping names, if its rows depend on one another; else None."""
     form: Any = dataset.get("format") if isinstance(dataset, dict) else None
     named = form.get("kind", form.get("type")) if isinstance(form, dict) else None
-    return KINDS[named].get_joint_rows() if isinstance(named, str) and named in KINDS else None
+    kind = KINDS.get(named) if isinstance(named, str) else None
+    return kind if kind is not None and issubclass(kind, JointKind) else None
 
 
 # ── One dataset ──
@@ -147,7 +146,7 @@ class Dataset(DatasetOptions):
     def _check_options(self) -> "Dataset":
         # Refuses a packing strategy that the kind's rows do not support, before a row is read.
         self.packing.strategy_for(self.row_kind)
-        if isinstance(self.source, GeneratedSource) and self.format.get_joint_rows() is None:
+        if isinstance(self.source, GeneratedSource) and find_joint_kind(self.format) is None:
             raise ValueError(
                 f"source.generated: {self.source.generated} holds records of a table, but format.kind is "
                 f"{self.format.kind}; expected records; set format: {{kind: records}}"
@@ -183,7 +182,7 @@ class Dataset(DatasetOptions):
     @property
     def keeps_non_finite(self) -> bool:
         """Whether NaN and infinity of typed sources are kept as values: only records datasets have text for them."""
-        return self.format.get_joint_rows() is not None
+        return isinstance(self.format, JointKind)
 
     @property
     def keeps_overlong(self) -> bool:
@@ -194,8 +193,8 @@ class Dataset(DatasetOptions):
 
 def has_generation_stage(stage: str, dataset: Dataset) -> bool:
     """Return whether a dataset has an on-demand stage of records that a model generates."""
-    joint = dataset.format.get_joint_rows()
-    return joint is not None and stage in joint.list_generation_stages(dataset)
+    joint = find_joint_kind(dataset.format)
+    return joint is not None and stage in joint.list_generation_stages()
 
 
 # ── Defaults, aliases and moved options ──
@@ -582,7 +581,7 @@ class Recipe(Config):
                         raise ValueError(
                             f"mixture.{field}: {name!r} is not a dataset; choose {join_choices(self.datasets)}"
                         )
-                    if field == "num_validation_sequences" and self.datasets[name].format.get_joint_rows() is not None:
+                    if field == "num_validation_sequences" and isinstance(self.datasets[name].format, JointKind):
                         raise ValueError(
                             f"mixture.{field}: {name} holds records, which are split before they are assembled into "
                             f"examples; allowed: chats, pairs and texts; set datasets.{name}.splits.validation"
@@ -795,10 +794,10 @@ def _insert_table_contracts(values: dict[str, Any], path: Path) -> dict[str, Any
     for file in files:
         name = file.name.removesuffix(TABLE_SUFFIX)
         dataset: Any = written.get(name)
-        rows = _find_joint_rows(dataset)
-        if rows is None and isinstance(dataset, dict):
-            rows = _find_joint_rows({"format": shared})
-        if rows is None:
+        kind = _find_joint_class(dataset)
+        if kind is None and isinstance(dataset, dict):
+            kind = _find_joint_class({"format": shared})
+        if kind is None:
             raise ConfigError(
                 f"{file}: there is no records dataset {name!r} in {path}; a table contract is named after its dataset; "
                 "rename the file, or delete it"
@@ -810,7 +809,7 @@ def _insert_table_contracts(values: dict[str, Any], path: Path) -> dict[str, Any
                 "delete one"
             )
         loaded = config.read_yaml(file)
-        rows.check_contract(loaded, str(file))
+        kind.check_contract(loaded, str(file))
         form["table"] = loaded
     return filled
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rowmill.checks.judge import CheckResult
 from rowmill.core.storage import Store, digest_json
-from rowmill.kinds.joint_rows import KindContext
+from rowmill.kinds.context import KindContext
 from rowmill.parts.context import StageOutput
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.manifest import Manifest

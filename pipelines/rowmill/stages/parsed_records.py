@@ -7,7 +7,7 @@ from functools import partial
 
 from rowmill.core.arrays import format_count
 from rowmill.core.stage_names import CANONICAL_ROWS, PARSED_RECORDS, TOKENIZED_EXAMPLES
-from rowmill.kinds.joint_rows import require_joint_rows
+from rowmill.kinds.joint_rows import require_joint_kind
 from rowmill.parts.context import format_generated
 from rowmill.recipe.recipe import has_generation_stage
 from rowmill.schema.facts import ParsedRecordsFacts
@@ -17,17 +17,17 @@ from rowmill.stats.tables import StatsInputs, count_rows_by_fact
 
 def _prepare_parsed_records(context: StageContext) -> PreparedStage:
     """Scan the files of generated text."""
-    rows = require_joint_rows(context.dataset.format)
-    scans = rows.scan_texts(context)
+    kind = require_joint_kind(context.dataset.format)
+    scans = kind.scan_texts(context)
     texts = [[scan.url, [part.sha256 for part in scan.parts]] for scan in scans]
-    return PreparedStage((texts,), lambda: rows.parse_texts(context, scans))
+    return PreparedStage((texts,), lambda: kind.parse_texts(context, scans))
 
 
 STAGE = StageDeclaration(
     name=PARSED_RECORDS,
     facts=ParsedRecordsFacts,
     description="Files of generated text, parsed: records, and rejected objects with their reasons.",
-    identity=lambda recipe, name: require_joint_rows(recipe.datasets[name].format).identify_parsed(
+    identity=lambda recipe, name: require_joint_kind(recipe.datasets[name].format).identify_parsed(
         recipe.datasets[name]
     ),
     prepare=_prepare_parsed_records,

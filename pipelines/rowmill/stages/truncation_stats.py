@@ -15,6 +15,7 @@ from rowmill.core.arrays import Integers, format_percent
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.core.storage import File, Store, read_tables
 from rowmill.executors import Executor
+from rowmill.kinds.joint_rows import find_joint_kind
 from rowmill.kinds.shared.splits import SPLITS
 from rowmill.packing.pack_plan import count_sequences, measure_padded_room, round_up, slice_too_long
 from rowmill.parts.accounts import RowLocator, describe_rejects
@@ -170,7 +171,7 @@ DOMAINS_SHOWN = 30
 def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide the facts; the effect of other limits also depends on truncation and packing."""
     dataset = recipe.datasets[name]
-    joint = dataset.format.get_joint_rows()
+    joint = find_joint_kind(dataset.format)
     own = {} if joint is None else joint.identify_lengths(dataset, recipe.seed, recipe.seq_len)
     return {
         "versions": [VERSION],
@@ -184,7 +185,7 @@ def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
 
 def make_truncation_stats(context: StageContext) -> StageOutput:
     """Measure the dataset's lengths."""
-    joint = context.dataset.format.get_joint_rows()
+    joint = find_joint_kind(context.dataset.format)
     if joint is not None:
         return joint.measure_lengths(context)
     manifest = context.input(TOKENIZED_EXAMPLES)

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from rowmill.core.errors import ConfigError
-from rowmill.kinds.tables.options import Delimiters, Records
+from rowmill.kinds.tables.options import Delimiters
 from rowmill.kinds.tables.record_tokens import FAMILIES, PromptFrame, build_prompt_frame
+from rowmill.kinds.tables.records import Records
 from rowmill.kinds.tables.schema import Column, RecordSchema
 from rowmill.tokenization.tokenizer import TokenizerCard
 

@@ -31,7 +31,8 @@ from rowmill.core.json import Json
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
 from rowmill.kinds.base import DatasetOptions
-from rowmill.kinds.joint_rows import KindContext, NearRows
+from rowmill.kinds.context import KindContext
+from rowmill.kinds.joint_rows import NearRows
 from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.partitions import load_observed_table
 from rowmill.kinds.tables.schema import RecordSchema

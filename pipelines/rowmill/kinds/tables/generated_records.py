@@ -26,14 +26,15 @@ from rowmill import sources
 from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import ConfigError, GenerationError, join_choices
 from rowmill.core.json import Json
-from rowmill.core.stage_names import CANONICAL_ROWS, GENERATED_SERIES, PARSED_RECORDS, TOKENIZED_EXAMPLES
+from rowmill.core.stage_names import CANONICAL_ROWS, PARSED_RECORDS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import read_tables
 from rowmill.kinds.base import DatasetOptions
-from rowmill.kinds.joint_rows import KindContext, ParsedFiles
+from rowmill.kinds.context import KindContext
+from rowmill.kinds.joint_rows import ParsedFiles
 from rowmill.kinds.tables import generation
 from rowmill.kinds.tables.comparison import compare_with_train
 from rowmill.kinds.tables.generation import Generation, Prefill, PromptText, TrainedModel
-from rowmill.kinds.tables.options import Records, require_records
+from rowmill.kinds.tables.options import RecordOptions, require_records
 from rowmill.kinds.tables.parsing import (
     GeneratedTextSpec,
     Parser,
@@ -160,7 +161,7 @@ def save_records(
     return PartResult({"records": place.write("records", table), "rejects": place.write("rejects", log.table())}, facts)
 
 
-def get_generation_options(context: KindContext) -> tuple[Records, Generation]:
+def get_generation_options(context: KindContext) -> tuple[RecordOptions, Generation]:
     """Return the dataset's records options and generation options."""
     form = require_records(context.dataset)
     assert form.generation is not None
@@ -436,14 +437,6 @@ def _parse_time(text: str | None, schema: RecordSchema, column: str | None) -> V
 
 
 # ── What decides these records ─────────────────────────────────────────────────────────────────────
-
-
-def list_generation_stages(dataset: DatasetOptions) -> Sequence[str]:
-    """Return the on-demand stages: none without `generation`, and only texts without its backend."""
-    generation = require_records(dataset).generation
-    if generation is None:
-        return ()
-    return (PARSED_RECORDS,) if generation.backend is None else (PARSED_RECORDS, GENERATED_SERIES)
 
 
 def identify_parsed(dataset: DatasetOptions) -> dict[str, Any]:

@@ -1,12 +1,11 @@
-"""Records: rows of a table, each one JSON object; alone, in groups, or in series."""
+"""The options of records: rows of a table, each one JSON object; alone, in groups, or in series."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, field_validator, model_validator
 
-from rowmill.core.config import Config, validate_options
+from rowmill.core.config import Config
 from rowmill.core.errors import join_choices
 from rowmill.core.json import Json
 from rowmill.kinds.base import DatasetKind, DatasetOptions
@@ -19,9 +18,6 @@ from rowmill.kinds.tables.schema import Mode
 from rowmill.kinds.tables.serialization import Codec
 from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.schema.rows import RowKind
-
-if TYPE_CHECKING:
-    from rowmill.kinds.joint_rows import JointRows
 
 DEFAULT_CAP = 10
 """Records (or groups) per example if `max_sequences_per_example` is `auto`."""
@@ -207,8 +203,8 @@ LEAST_WORDS = 4
 """Texts of this many words on average are sentences, which a table may have in one column."""
 
 
-class Records(DatasetKind):
-    """Each record is a row of a table; its columns are inferred from the data."""
+class RecordOptions(DatasetKind):
+    """The options of the kind `records`, which its own modules read."""
 
     MEANT_BY: ClassVar = ("csv", "table", "tabular")
 
@@ -394,40 +390,8 @@ class Records(DatasetKind):
         """Return whether the records have groups, by `splits` or by `data`."""
         return super().has_groups(options) or self.is_grouped
 
-    @classmethod
-    def get_joint_rows(cls) -> "JointRows":
-        """Return what tables do themselves, imported only for recipes that have one."""
-        from rowmill.kinds.joint_rows import JointRows
-        from rowmill.kinds.tables import comparison, generated_records, table_drift, table_examples, table_rows
-
-        return JointRows(
-            check_contract=partial(validate_options, TableContract),
-            identify_rows=table_rows.identify_rows,
-            make_rows=table_rows.make_table_rows,
-            assign_splits=table_rows.apply_exact_splits,
-            complete_rows=table_rows.complete_table_output,
-            comparisons={"table_drift": table_drift.compare_rows},
-            identify_examples=table_examples.identify_examples,
-            # The style of prompts may depend on the tokenizer's name.
-            reads_tokenizer_name=lambda dataset: require_records(dataset).prompt.style == "reference",
-            make_examples=table_examples.make_table_examples,
-            identify_lengths=table_examples.identify_lengths,
-            measure_lengths=table_examples.make_table_lengths,
-            find_near_rows=comparison.find_near_records,
-            plan_examples=table_examples.plan_table,
-            advise=table_examples.advise_dataset,
-            propose_contract=table_rows.propose_contract,
-            list_generation_stages=generated_records.list_generation_stages,
-            identify_parsed=generated_records.identify_parsed,
-            scan_texts=generated_records.scan_generated_texts,
-            parse_texts=generated_records.make_parsed_records,
-            parse_files=generated_records.parse_files,
-            identify_generated=generated_records.identify_generated,
-            generate=generated_records.make_generated_series,
-        )
-
     @model_validator(mode="after")
-    def _check_columns(self) -> "Records":
+    def _check_columns(self) -> "RecordOptions":
         order, alias = self.data.order_training_examples_by, self.time_series.timestamp_column
         name = "data.order_training_examples_by" if order is not None else "time_series.timestamp_column"
         if order is not None and alias is not None and order != alias:
@@ -481,7 +445,7 @@ class Records(DatasetKind):
         return self
 
     @model_validator(mode="after")
-    def _check_overflow_and_privacy(self) -> "Records":
+    def _check_overflow_and_privacy(self) -> "RecordOptions":
         if self.assembly.on_overflow == "split" and self.mode != "grouped":
             raise ValueError(
                 f"assembly.on_overflow: split in {self.mode} mode; only groups can be cut between records; choose "
@@ -517,6 +481,6 @@ class Records(DatasetKind):
         return self
 
 
-def require_records(dataset: DatasetOptions) -> Records:
+def require_records(dataset: DatasetOptions) -> RecordOptions:
     """Return the kind of a dataset that is known to hold records."""
-    return cast("Records", dataset.format)
+    return cast("RecordOptions", dataset.format)

@@ -35,7 +35,7 @@ from rowmill.kinds.shared import filters
 from rowmill.kinds.shared.filters import reject_long_run
 from rowmill.kinds.shared.splits import SPLITS, Splits, Splitter, assign_split
 from rowmill.kinds.tables.inference import EVIDENCE, TableEvidence
-from rowmill.kinds.tables.options import Records
+from rowmill.kinds.tables.options import RecordOptions
 from rowmill.kinds.tables.schema import ISO8601, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import read_json, refuse_constant
 from rowmill.kinds.tables.table_contract import TableContract
@@ -96,7 +96,7 @@ class TableRowsInputs(SourcePartInputs):
     contract: str
     schema: str
     order: SortKey | None
-    form: Records = field(compare=False)
+    form: RecordOptions = field(compare=False)
     splits: Splits = field(compare=False)
     max_run_chars: int = field(compare=False)
     hashes_prefixes: bool = field(compare=False)
@@ -257,7 +257,7 @@ def make_exact_line_reader() -> Callable[[bytes, dict[str, Json]], dict[str, Jso
 def _open_row_builder(
     form_json: str, splits_json: str, contract_json: str, schema_json: str, order: SortKey | None
 ) -> tuple[RowBuilder, Splitter]:
-    form, splits = Records.model_validate_json(form_json), Splits.model_validate_json(splits_json)
+    form, splits = RecordOptions.model_validate_json(form_json), Splits.model_validate_json(splits_json)
     schema = RecordSchema.from_json(orjson.loads(schema_json))
     contract = TableContract.from_json(orjson.loads(contract_json))
     builder = RowBuilder(contract, schema, order, ColumnRoles.of(form, splits))

@@ -33,7 +33,7 @@ from rowmill.core import permutation
 from rowmill.core.arrays import Ints, compute_offsets, expand_ranges
 from rowmill.core.errors import ContextOverflowError
 from rowmill.kinds.shared.splits import SPLITS
-from rowmill.kinds.tables.options import Records as RecordsFormat
+from rowmill.kinds.tables.options import RecordOptions as RecordsFormat
 from rowmill.kinds.tables.partitions import RowIndex
 from rowmill.kinds.tables.schema import Mode
 from rowmill.kinds.tables.serialization import read_json

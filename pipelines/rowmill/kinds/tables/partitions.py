@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Ints, compute_offsets, find_distinct
 from rowmill.core.json import Json
 from rowmill.core.storage import File, Store, map_reads, read_tables
-from rowmill.kinds.joint_rows import KindContext
+from rowmill.kinds.context import KindContext
 from rowmill.kinds.shared.splits import SPLITS
 from rowmill.kinds.tables.inference import TableEvidence
 from rowmill.kinds.tables.options import require_records

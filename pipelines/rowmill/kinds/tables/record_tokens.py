@@ -30,7 +30,7 @@ from rowmill.core.arrays import compute_offsets, find_distinct, flatten_lists, m
 from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import File, Store, digest_json
-from rowmill.kinds.tables.options import Prompt, Records
+from rowmill.kinds.tables.options import Prompt, RecordOptions
 from rowmill.kinds.tables.partition_plan import DELIMITERS_PER_UNIT, FLUSHES, PartitionPlan
 from rowmill.kinds.tables.partitions import RowIndex, RowPart, read_row_column
 from rowmill.kinds.tables.schema import Column, RecordSchema
@@ -128,7 +128,7 @@ class PromptFrame:
 
 
 def build_prompt_frame(
-    schema: RecordSchema, card: TokenizerCard, encode: Encode, form: Records, *, tokenizer: str, where: str
+    schema: RecordSchema, card: TokenizerCard, encode: Encode, form: RecordOptions, *, tokenizer: str, where: str
 ) -> PromptFrame:
     """Build the prompt and choose the delimiters; `tokenizer` is the name that the recipe calls it by."""
     prompt, family = form.prompt, None
@@ -568,7 +568,7 @@ JSON, and its number of records."""
 class PrefillOptions:
     """How the records of an initial prefill are written."""
 
-    form: Records
+    form: RecordOptions
     schema: RecordSchema
     frame: PromptFrame
 

@@ -43,7 +43,8 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store, digest_json, read_tables
 from rowmill.kinds.base import DatasetOptions
-from rowmill.kinds.joint_rows import DatasetAdvice, ExampleEstimate, GroupAdvice, KindContext
+from rowmill.kinds.context import KindContext
+from rowmill.kinds.joint_rows import DatasetAdvice, ExampleEstimate, GroupAdvice
 from rowmill.kinds.shared.splits import SPLITS
 from rowmill.kinds.tables import record_tokens
 from rowmill.kinds.tables.options import require_records

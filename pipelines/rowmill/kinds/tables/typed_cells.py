@@ -34,7 +34,7 @@ from rowmill.kinds.tables.inference import (
     TableEvidence,
     describe_column_contract,
 )
-from rowmill.kinds.tables.options import Records
+from rowmill.kinds.tables.options import RecordOptions
 from rowmill.kinds.tables.schema import MAX_DIGITS, Column, RecordSchema, SortKey, Value
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser
 from rowmill.kinds.tables.table_contract import (
@@ -322,7 +322,7 @@ class ColumnRoles:
     domain: str | None
 
     @classmethod
-    def of(cls, form: Records, splits: Splits) -> "ColumnRoles":
+    def of(cls, form: RecordOptions, splits: Splits) -> "ColumnRoles":
         """Return the columns that the options name."""
         given = (splits.group_key,) if isinstance(splits.group_key, str) else tuple(splits.group_key or ())
         is_list = not isinstance(form.data.group_training_examples_by or splits.group_key, str)

@@ -25,6 +25,7 @@ from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
+from rowmill.kinds.joint_rows import JointKind, find_joint_kind
 from rowmill.kinds.shared.filters import FILTERS_OF_MADE_ROWS, identify_removal_filters
 from rowmill.kinds.shared.messages import KNOWN_ROLES
 from rowmill.kinds.shared.splits import Boundaries, Splitter, compute_boundaries
@@ -131,7 +132,7 @@ VERSION = 15
 def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options and versions that decide rows (`rows`), and those that decide only facts about them."""
     dataset = recipe.datasets[name]
-    joint = dataset.format.get_joint_rows()
+    joint = find_joint_kind(dataset.format)
     leave_out = {"leave_out": list(dataset.filters.leave_out)} if dataset.filters.leave_out else {}
     if joint is not None:
         return {"versions": [VERSION], **joint.identify_rows(dataset, recipe.limit_of(name)), **leave_out}
@@ -181,7 +182,7 @@ def make_canonical_rows(
     # Everything that decides the rows of a part, except the part itself.
     name = context.dataset_name or ""
     options = digest_json(CANONICAL_ROWS, name, identify_canonical_rows(context.recipe, name)["rows"])
-    joint, decided = context.dataset.format.get_joint_rows(), None
+    joint, decided = find_joint_kind(context.dataset.format), None
     if joint is not None:
         # What is decided over all parts names places in them, so small files are not grouped.
         made, decided = joint.make_rows(context, list_taken_parts(context), options)
@@ -268,7 +269,7 @@ def _count_rows(
     options = context.dataset.splits
     found: dict[str, Any] = {name: value for one in searches for name, value in one.facts.items()}
     found |= {name: compute_share(rows, taken) for one in searches for name, rows in one.rows.items()}
-    if context.dataset.format.get_joint_rows() is None:
+    if not isinstance(context.dataset.format, JointKind):
         by_role = sum_counts(p.facts["messages_by_role"] for p in final)
         counts = sum_counts(p.facts[name] for name in ("reasoning_and_calls", "noticed") for p in final)
         # Roles that only some data names are counted together.
@@ -288,7 +289,7 @@ def _count_rows(
         if context.dataset.format.list_answer_columns() is not None
         else NOT_APPLICABLE,
         unread_flags=NOT_APPLICABLE
-        if context.dataset.format.get_joint_rows() is not None
+        if isinstance(context.dataset.format, JointKind)
         else sum(int(part.facts.get("rows_with_unread_flags", 0)) for part in final),
         unread_text=max(_share_unread_text(final).values(), default=0.0)
         if any(part.facts.get("rows_searched") for part in final)

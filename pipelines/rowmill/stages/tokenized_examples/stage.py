@@ -23,6 +23,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import digest_json
 from rowmill.executors import open_in_workers
+from rowmill.kinds.joint_rows import find_joint_kind
 from rowmill.parts.accounts import describe_rejects
 from rowmill.parts.context import StageOutput, collect_samples, compute_share, format_rejected
 from rowmill.recipe.recipe import Dataset, Recipe
@@ -109,7 +110,7 @@ def build_renderer_spec(dataset: Dataset, base: Path, tokenizer: LoadedTokenizer
 def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide examples; a tokenizer folder is identified by its files, not its path."""
     dataset = recipe.datasets[name]
-    joint = dataset.format.get_joint_rows()
+    joint = find_joint_kind(dataset.format)
     if joint is not None:
         identity = joint.identify_examples(dataset, recipe.limit_of(name), recipe.seed, recipe.vocab_size)
     else:
@@ -128,7 +129,7 @@ def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
             "columns": describe_columns(EXAMPLE_COLUMNS, dataset.row_kind),
         }
     named = identify_tokenizer(recipe.tokenizer_choice)
-    if joint is not None and joint.reads_tokenizer_name(dataset):
+    if joint is not None and joint.reads_tokenizer_name():
         named = {**named, "name": recipe.tokenizer_choice.name}
     return {"tokenizer": named, "examples": identity}
 
@@ -149,7 +150,7 @@ def _spec_to_json(spec: RendererSpec | None) -> dict[str, Any] | None:
 def make_tokenized_examples(context: StageContext) -> StageOutput:
     """Tokenize all parts."""
     loaded, path = open_recipe_tokenizer(context)
-    joint = context.dataset.format.get_joint_rows()
+    joint = find_joint_kind(context.dataset.format)
     make_examples = _tokenize_dataset if joint is None else joint.make_examples
     draft = make_examples(context, loaded, path)
     draft.details["tokenizer"] = describe_tokenizer_origin(context, loaded)

@@ -24,7 +24,7 @@ from rowmill.core.arrays import find_distinct
 from rowmill.core.permutation import mix_array
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
-from rowmill.kinds.joint_rows import require_joint_rows
+from rowmill.kinds.joint_rows import JointKind, require_joint_kind
 from rowmill.kinds.shared.splits import SPLITS, Boundaries, Splitter
 from rowmill.parts.context import compute_share, scan_rows
 from rowmill.recipe.recipe import Recipe
@@ -176,7 +176,7 @@ class _LeakSource:
 
 def list_joint_datasets(recipe: Recipe) -> list[str]:
     """Return the datasets whose examples join rows: rows are compared there, not examples."""
-    return [name for name, dataset in recipe.datasets.items() if dataset.format.get_joint_rows() is not None]
+    return [name for name, dataset in recipe.datasets.items() if isinstance(dataset.format, JointKind)]
 
 
 def _count_split_overlaps(
@@ -239,7 +239,7 @@ def _measure_near_duplicates(
     near = []
     for name in joint:
         dataset = context.recipe.datasets[name]
-        near.append(require_joint_rows(dataset.format).find_near_rows(context, dataset, sources[name].canonical))
+        near.append(require_joint_kind(dataset.format).find_near_rows(context, dataset, sources[name].canonical))
     parts = [part for name, one in packed.items() if name not in joint for part in one.parts if "shard" in part.files]
     train = [part.files["shard"] for part in parts if part.facts["split"] == "train"]
     others = [part.files["shard"] for part in parts if part.facts["split"] != "train"]

@@ -24,6 +24,8 @@ TOLD_HOSTS = {
     "localhost",
     # The user's name before the host, in the address of the database that a container of ours runs.
     "dagster",
+    # What a reader replaces by a bucket's name in the values for Kubernetes.
+    "bucket",
     # Standards and licences are named by URLs that nothing requests.
     "json-schema.org",
     "mlcommons.org",

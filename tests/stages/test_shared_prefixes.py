@@ -429,7 +429,7 @@ def test_shown_sequence_has_each_stored_token_once(shared: Built) -> None:
     assert shown.tree is not None
     about = report_page.describe_sequence(shown)
     assert f" · shared by {len(shown.tree.examples)} examples" in about["caption"]
-    for (head, _), segment in zip(about["segments"], shown.tree.segments, strict=True):
+    for (head, *_), segment in zip(about["segments"], shown.tree.segments, strict=True):
         assert (f"continues segment {segment.parent} " in head) == (segment.parent >= 0)
         assert (f"shared by {len(segment.examples)} examples" in head) == (len(segment.examples) > 1)
     assert [place.segment for place in shown.segments] == list(range(len(shown.tree.segments)))

@@ -16,7 +16,7 @@ from rowmill.cli.error_boundary import ExitStatus, choose_exit_status, explain_e
 from rowmill.cli.inspection_commands import add_inspection_commands
 from rowmill.cli.projects import add_init_command, add_ui_command, add_view_command
 from rowmill.cli.version_commands import add_version_commands, add_work_command
-from rowmill.core import errors, installation
+from rowmill.core import errors, installation, own_process
 from rowmill.core.telemetry import silence_libraries
 
 if TYPE_CHECKING:
@@ -27,7 +27,11 @@ __all__ = ["ExitStatus", "main", "run"]
 
 def run() -> NoReturn:
     """Run one command as a whole process: the entry point of the `rowmill` script."""
-    sys.exit(main())
+    end = own_process.QuickExit()
+    own_process.collect_rarely()
+    status = main()
+    end.set_status(status)
+    sys.exit(status)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from rowmill.cli.error_boundary import ExitStatus
 from rowmill.core.errors import ConfigError, hint_at_name
+from rowmill.core.own_process import keep_pandas_out
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -74,6 +75,7 @@ def open_project(args: argparse.Namespace) -> "Project":
     """Open the project of a command's recipe, with the command's overrides and workers."""
     from rowmill.build import steps
 
+    keep_pandas_out()
     overrides: dict[str, str] = getattr(args, "overrides", {})
     project = steps.open_project(recipe_path(args.recipe), choose_root(args), overrides)
     workers = getattr(args, "workers", None)

@@ -33,6 +33,8 @@ from difflib import get_close_matches
 from gzip import BadGzipFile
 from typing import Final
 
+from rowmill.core.own_process import let_pandas_in
+
 
 class PipelineError(Exception):
     """Base of all errors that a user can act on; its text is complete, no traceback is needed."""
@@ -241,9 +243,10 @@ NO_CODE_VARIABLE = "ROWMILL_NO_CODE"
 
 
 def require_code_permission(target: str, where: str) -> None:
-    """Refuse to run the code that a recipe names, if the user has forbidden it."""
+    """Refuse to run the code that a recipe names, if the user has forbidden it; it may hand pandas objects to Arrow."""
     if os.environ.get(NO_CODE_VARIABLE, "0") not in ("", "0"):
         raise ConfigError(
             f"{where}: {target} is Python code, which --no-code or {NO_CODE_VARIABLE} forbids to run; built-in "
             "kinds are allowed; read the code and remove the switch, or choose another kind"
         )
+    let_pandas_in()

@@ -11,11 +11,13 @@ import json
 import os
 import sys
 
+from rowmill.core.own_process import keep_pandas_out
 from rowmill.executors.base import VARIABLE, call_all, limit_to_one_thread
 
 if VARIABLE in os.environ:
     given = json.loads(os.environ.pop(VARIABLE))
     limit_to_one_thread()
+    keep_pandas_out()
     # A fork server of Python 3.11 starts without the path of the process that starts it.
     sys.path[:] = given["path"]
     # A worker imports again what cannot be imported here, and says what is wrong; the fork server would only be gone.

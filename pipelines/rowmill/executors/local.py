@@ -35,7 +35,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from rowmill.core import remote_index
+from rowmill.core import own_process, remote_index
 from rowmill.core.config import Config
 from rowmill.core.errors import IntegrityError
 from rowmill.executors import base
@@ -125,6 +125,8 @@ def start_worker(watched: Any, leash: Any = None) -> None:
             leash.close()
         threading.Thread(target=_exit_with_parent, args=(watched,), daemon=True).start()
         base.limit_to_one_thread()
+        own_process.keep_pandas_out()
+        own_process.collect_rarely()
     except Exception as error:  # noqa: BLE001  (the first task raises it: of an initializer, the pool would lose it)
         _SETUP_ERRORS.append(error)
 

@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rowmill.core.errors import SchemaError, SourceError
+from rowmill.core.own_process import let_pandas_in
 from rowmill.sources.options import require_columns, require_expansion
 from rowmill.sources.parts import (
     FileFormat,
@@ -145,6 +146,8 @@ def encode_batch(
 ) -> Iterator[bytes]:
     """Yield one JSON line per row, without its line end; `added` are values that every row has as well."""
     if any(_holds(field.type, _counts_nanoseconds) for field in batch.schema):
+        # Only as pandas' objects does pyarrow give nanoseconds.
+        let_pandas_in()
         batch = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
         for at, field in enumerate(batch.schema):
             if field.type == pa.time64("ns"):

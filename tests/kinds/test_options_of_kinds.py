@@ -218,6 +218,7 @@ def list_tokens() -> list[dict[str, Any]]:
     ]
     plain += [{"input_ids": [9, 8, 7, 6, end], "loss_mask": [0, 1, 1, 1, 1]} for end in (4, 5)]
     odd = [{"my_ids": [3, 4, 5], "loss_mask": [0, 1, 1]}, {"input_ids": [3, 4, 5], "my_mask": [0, 0, 1]}]
+    odd.append({"input_ids": [3, 4, 6], "loss_mask": [0, 1, 1], "trainable": True})
     return add_keys([*plain, plain[3], *odd])
 
 
@@ -289,7 +290,7 @@ VALUES: dict[str, Any] = {
     "format.system_prompt": "sys",
     "format.assistant_roles": ["assistant", "model2"],
     "format.message_flags": ["keep"],
-    "format.ignore_columns": ["remark"],
+    "format.ignore_columns": ["remark", "trainable"],
     "format.domain_key": "topic",
     "format.dataset_schema": "messages",
     "format.messages_field": "my_messages",

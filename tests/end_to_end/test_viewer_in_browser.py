@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 PAGES = ("/", "/demo", "/demo/rows", "/demo/rejects", "/demo/left_out", "/demo/steps/3", "/demo/sql",
          "/demo/sequences/chats/train/0")  # fmt: skip
+DETAILS = ("/demo/rows?removed=any&order=-removed&dataset=chats", "/demo/rejects?reason=bad_tool_call")
+"""Lists whose first row is opened: one with messages that truncation removed, and a reject."""
 
 
 @pytest.fixture(scope="module")
@@ -270,6 +272,23 @@ def test_pages_fit_their_window(browser: Any, address: str, width: int, scheme: 
 
     assert wide == dict.fromkeys(wide, 0)
     assert one.errors == []
+
+
+@pytest.mark.parametrize("scheme", mark_all_but(["light"], ["light", "dark"]))
+def test_pages_violate_no_rule_of_axe(browser: Any, address: str, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe; pip install 'rowmill[browser]'")
+    one = Visitor(browser, address, scheme=scheme)
+    violations: list[str] = []
+    for path in (*PAGES, "/demo/compare", "/demo/rows?q=river", "/demo/rows/nothing", *DETAILS):
+        page = one.go(path)
+        if path in DETAILS:
+            page.locator("tr[data-row] a").first.click()
+            page.wait_for_load_state()
+        found = axe.Axe().run(page).response["violations"]
+        violations += [f"{path}: {rule['id']}: {node['html'][:120]}" for rule in found for node in rule["nodes"]]
+    one.page.close()
+
+    assert violations == []
 
 
 def test_hostile_rows_are_text(browser: Any, tmp_path: Path) -> None:

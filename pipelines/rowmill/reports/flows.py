@@ -17,7 +17,7 @@ from typing import Literal
 
 from rowmill.core.arrays import format_percent
 from rowmill.core.console import escape_control_characters
-from rowmill.core.html import link_text
+from rowmill.core.html import choose_role, link_text
 from rowmill.core.stage_names import PACKED_SHARDS, TOKENIZED_EXAMPLES, TRAINING_SPLITS
 from rowmill.inspection.trace import DATASET_CHAIN
 from rowmill.schema.facts import PackedShardsFacts, RawDatasetFacts, TokenizedExamplesFacts, read_facts
@@ -321,11 +321,11 @@ def draw_flow_svg(
                 f"{link_text(label, link(level, None))}</g>"
             )
             y = _draw_branches(level, y + BAR, y + LINE, largest, drawn, link, goes_on=at + 1 < len(levels))
-    height = round(y + 4)
+    height, markup = round(y + 4), "".join(drawn)
     return (
         f'<svg class="flow" xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
-        f'viewBox="0 0 {WIDTH} {height}" role="img" font-family="system-ui, sans-serif" font-size="13" '
-        f'fill="currentColor"><title>{escape(title)}</title>{"".join(drawn)}</svg>'
+        f'viewBox="0 0 {WIDTH} {height}" role="{choose_role(markup)}" font-family="system-ui, sans-serif" '
+        f'font-size="13" fill="currentColor"><title>{escape(title)}</title>{markup}</svg>'
     )
 
 

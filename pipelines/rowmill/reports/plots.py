@@ -14,7 +14,7 @@ from html import escape
 from itertools import pairwise
 from math import ceil, floor, log10
 
-from rowmill.core.html import link_text
+from rowmill.core.html import choose_role, link_text
 from rowmill.reports.build_view import sum_token_classes
 from rowmill.schema.manifest import Histogram, Manifest
 
@@ -146,11 +146,12 @@ def draw_bars_svg(title: str, items: Sequence[tuple[str, float]], *, unit: str =
 
 
 def _wrap_svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
+    markup = "".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" role="img" font-family="system-ui, sans-serif" font-size="11" '
-        f'fill="{INK}"><title>{escape(title)}</title>'
-        f'<rect width="{width}" height="{height}" rx="4" fill="{PANEL}"/>{"".join(parts)}</svg>'
+        f'viewBox="0 0 {width} {height}" role="{choose_role(markup)}" font-family="system-ui, sans-serif" '
+        f'font-size="11" fill="{INK}"><title>{escape(title)}</title>'
+        f'<rect width="{width}" height="{height}" rx="4" fill="{PANEL}"/>{markup}</svg>'
     )
 
 

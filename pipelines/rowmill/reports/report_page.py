@@ -46,7 +46,7 @@ from rowmill.tokenization.tokenizer import Encoder
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-PAGE_VERSION = 5
+PAGE_VERSION = 6
 """Increase it when the page's layout changes; a report with equal content is not written again."""
 MAX_PAGE_BYTES = 2_000_000
 MAX_SEQUENCE_BYTES = 250_000

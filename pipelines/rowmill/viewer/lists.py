@@ -145,9 +145,8 @@ def read_list(
 ) -> ListPage:
     """Return a page of a list."""
     order = _ORDERS[query.name].get(query.order.removeprefix("-"), "")
-    needs_tokens = query.name == "rows" and (
-        any(key in query.filters for key in (*_OF_TOKENS, "removed")) or order.startswith("e.") or order == _SHARE
-    )
+    has_tokens = query.name == "rows" and any(key in query.filters for key in (*_OF_TOKENS, "removed"))
+    needs_tokens = has_tokens or order.startswith("e.") or order == _SHARE
     needs_losses = order.startswith("l.")
     of_rows = _Select()
     stages = {"rows": [CANONICAL_ROWS], "rejects": [CANONICAL_ROWS, TOKENIZED_EXAMPLES], "left_out": [PACKED_SHARDS]}
@@ -170,22 +169,39 @@ def read_list(
         joined, values = _join_examples(build)
     if needs_losses:
         joined += f" LEFT JOIN ({_LOSSES_OF_ROWS} GROUP BY row_id) AS l USING (row_id)"
-    source = f"FROM history.{query.name} AS r {joined} WHERE {' AND '.join(of_rows.where)}"
-    values = values + of_rows.values
+    table, where = f"FROM history.{query.name} AS r", f"WHERE {' AND '.join(of_rows.where)}"
     direction = "DESC NULLS LAST" if query.order.startswith("-") else "ASC NULLS LAST"
     ties = "r.example_id" if query.name == "left_out" else "r.source, r.record"
     sort = f" ORDER BY {order} {direction}, {ties}" if order else ""
-    extra = ", e.original_tokens, e.tokens, e.trained_tokens" if needs_tokens else ""
-    extra += ", l.loss, l.above_step" if needs_losses else ""
-    sql = f"SELECT r.*{extra} {source}{sort} LIMIT {PAGE_ROWS + 1} OFFSET {query.page * PAGE_ROWS}"
-    lines = _fetch(connection, sql, values)
+    # Where tables are joined, only ids and numbers are: texts of a million rows would take most of the time and memory.
+    columns = "r.dataset, r.row_id" if joined else "r.*"
+    columns += ", e.original_tokens, e.tokens, e.trained_tokens" if needs_tokens else ""
+    columns += ", l.loss, l.above_step" if needs_losses else ""
+    sql = f"SELECT {columns} {table} {joined} {where}{sort} LIMIT {PAGE_ROWS + 1} OFFSET {query.page * PAGE_ROWS}"
+    lines = _fetch(connection, sql, [*values, *of_rows.values])
     total = None
     if counts:
-        [[total]] = connection.execute(f"SELECT count(*) {source}", values).fetchall()
+        # An order changes no count.
+        own, held = (joined, values) if has_tokens else ("", [])
+        [[total]] = connection.execute(f"SELECT count(*) {table} {own} {where}", [*held, *of_rows.values]).fetchall()
     has_more, lines = len(lines) > PAGE_ROWS, lines[:PAGE_ROWS]
+    if joined:
+        lines = _add_columns(connection, build, lines)
     if query.name == "rows" and not needs_tokens:
         _add_tokens(connection, build, lines)
     return ListPage(lines, total, has_more)
+
+
+def _add_columns(
+    connection: "duckdb.DuckDBPyConnection", build: Build, lines: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return lines that have the dataset and id of a row with all columns of the rows."""
+    of_rows = _Select()
+    of_rows.restrict(build.list_versions(CANONICAL_ROWS), build.recipe, "r")
+    of_rows.add(f"r.row_id IN ({', '.join('?' * len(lines)) or 'NULL'})", *(line["row_id"] for line in lines))
+    found = _fetch(connection, f"SELECT r.* FROM history.rows AS r WHERE {' AND '.join(of_rows.where)}", of_rows.values)
+    rows = {(row["dataset"], row["row_id"]): row for row in found}
+    return [rows[line["dataset"], line["row_id"]] | line for line in lines]
 
 
 def _join_examples(build: Build) -> tuple[str, list[Any]]:
@@ -211,10 +227,15 @@ def _add_tokens(connection: "duckdb.DuckDBPyConnection", build: Build, lines: li
     ids, of_examples = [line["row_id"] for line in lines], _Select()
     of_examples.restrict(build.list_versions(TOKENIZED_EXAMPLES), build.recipe, "t")
     marks = ", ".join("?" * len(ids))
-    wanted = f"row_ids[1] IN ({marks})" if build.has_single_examples else f"list_has_any(row_ids, [{marks}])"
-    of_examples.add(wanted, *ids)
+    if build.has_single_examples:
+        # A column of lists takes three times as long to read as the ids of examples, which begin with that of the row.
+        row_id = "split_part(example_id, '#', 1)"
+        of_examples.add(f"example_id IN ({marks})", *(f"{row_id}#0" for row_id in ids))
+    else:
+        row_id = "unnest(row_ids)"
+        of_examples.add(f"list_has_any(row_ids, [{marks}])", *ids)
     sql = (
-        "SELECT dataset, unnest(row_ids) AS row_id, original_tokens, tokens, trained_tokens FROM history.examples AS t "
+        f"SELECT dataset, {row_id} AS row_id, original_tokens, tokens, trained_tokens FROM history.examples AS t "
         f"WHERE {' AND '.join(of_examples.where)}"
     )
     names = ("original_tokens", "tokens", "trained_tokens")

@@ -183,10 +183,11 @@ def _run_sql(args: argparse.Namespace) -> int:
         from rich.text import Text
 
         from rowmill.core.arrays import format_count
-        from rowmill.reports.console import link_rows
 
         count = Text(f"\n{format_count(len(rows), 'row')}", terminal.DIM)
         if project is not None:
+            from rowmill.reports.console import link_rows
+
             name = project.recipe.name
             rows = [tuple(link_rows(cell, name) if type(cell) is str else cell for cell in row) for row in rows]
         show(terminal.make_grid(columns, list(rows), indent=0), count, sep="\n")

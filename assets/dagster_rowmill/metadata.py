@@ -40,7 +40,7 @@ from rowmill.core.storage import Store
 from rowmill.reports import alert_text, build_record, build_view, console, plots, report_page
 from rowmill.reports.links import ROW_ID, PageLinks
 from rowmill.schema.examples import COLUMN_DOCS
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, get_stage_folder
+from rowmill.schema.manifest import DisplayTable, Manifest, get_stage_folder
 from rowmill.stages import catalog
 from rowmill.tracking.delivery import LogResult
 
@@ -129,8 +129,8 @@ def make_stage_page(
         page[f"table {name}"] = _make_table_entry(table)
         if about:
             page[f"about {name}"] = dg.MetadataValue.text(about)
-    if names := ", ".join(name for name, value in output.facts.items() if value == NOT_APPLICABLE):
-        page[NOT_APPLICABLE] = dg.MetadataValue.text(names)
+    if names := ", ".join(name for name, value in output.values.items() if value is None):
+        page["not_applicable"] = dg.MetadataValue.text(names)
     if output.schema:
         # The columns of a source are the user's own.
         docs = {} if output.stage == RAW_DATASET else COLUMN_DOCS

@@ -18,7 +18,7 @@ from rowmill.core.errors import ConfigError, GateError
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
 from rowmill.schema.checks import Check
-from rowmill.schema.manifest import NOT_APPLICABLE, Manifest
+from rowmill.schema.manifest import Manifest
 from rowmill.schema.rows import RowKind
 
 KEY = ("demo", "chats", "canonical_rows")
@@ -34,7 +34,7 @@ ONLY_FOR: dict[str, RowKind] = {check.name: check.only_for for check in CHECKS i
 
 def _judged(store: Store, facts: dict[str, Any], **gates: Any) -> tuple[Manifest, dict[str, CheckResult]]:
     made = Manifest(
-        key=KEY, stage="canonical_rows", fingerprint="f", code_version="1", inputs={}, parts=(), facts=facts,
+        key=KEY, stage="canonical_rows", fingerprint="f", code_version="1", inputs={}, parts=(), values=facts,
         samples={"unknown_roles": ("a:1", "a:2")},
     )  # fmt: skip
     saved = manifest.save_manifest(store, made)
@@ -88,7 +88,7 @@ def test_checks_of_one_kind_of_rows_are_not_run_on_others() -> None:
 def judged_order(store: Store, value: float, **gates: Any) -> CheckResult:
     made = Manifest(
         key=("demo", "training_splits"), stage="training_splits", fingerprint="f", code_version="1", inputs={},
-        parts=(), facts={"dropped_share": value},
+        parts=(), values={"dropped_share": value},
     )  # fmt: skip
     thresholds = list_thresholds(validate_options(Gates, gates, "gates"), "training_splits", None, row_kind=None)
     own = [one for one in thresholds if one.check == "dropped_share"]
@@ -118,7 +118,7 @@ def test_judge_check_that_warns_first_under_a_recipe_s_own_bound(tmp_path: Path)
     assert (looser.passed, looser.blocking, looser.severity) == (False, False, "warn")
 
 
-@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "0", True])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "0", True])
 def test_judge_fact_that_is_no_number_fails_as_not_measured(tmp_path: Path, value: object) -> None:
     _, results = _judged(Store(str(tmp_path)), {**GOOD, "unknown_roles": value})
 
@@ -129,7 +129,7 @@ def test_judge_fact_that_is_no_number_fails_as_not_measured(tmp_path: Path, valu
 def test_fact_that_is_not_applicable_neither_passes_nor_fails_and_shuts_no_gate(tmp_path: Path) -> None:
     own = {"canonical_rows": [{"name": "roles", "column": "unknown_roles", "max_value": 0.5}]}
     store = Store(str(tmp_path))
-    saved, results = _judged(store, {**GOOD, "unknown_roles": NOT_APPLICABLE}, expectations=own)
+    saved, results = _judged(store, {**GOOD, "unknown_roles": None}, expectations=own)
     for check in ("unknown_roles", "roles"):
         one = results[check]
         assert (one.outcome, one.passed, one.failed, one.blocking) == ("not_applicable", False, False, False)
@@ -141,7 +141,7 @@ def test_fact_that_is_not_applicable_neither_passes_nor_fails_and_shuts_no_gate(
     "check", [check.name for check in CHECKS if "canonical_rows" in check.stages and not check.applies_to]
 )
 def test_check_for_all_data_cannot_be_called_not_applicable(tmp_path: Path, check: str) -> None:
-    _, results = _judged(Store(str(tmp_path)), {**GOOD, check: NOT_APPLICABLE})
+    _, results = _judged(Store(str(tmp_path)), {**GOOD, check: None})
 
     assert (results[check].outcome, results[check].note) == ("failed", "not_measured")
 

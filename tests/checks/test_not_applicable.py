@@ -17,7 +17,6 @@ from rowmill.core import arrays
 from rowmill.kinds.tables.record_tokens import count_verified
 from rowmill.reports import report_page, summary
 from rowmill.reports.build_view import load_build_view
-from rowmill.schema.manifest import NOT_APPLICABLE
 from rowmill.stats.views import query_views
 from tests.support.recipes import CHAT, CHATML, PAIR, TEXT, Built, Workspace, chat, document, pair
 from tests.support.tables import as_csv, grouped, purchases, records
@@ -185,7 +184,7 @@ def test_prompt_of_chats_is_compared_once_a_part_at_least(tmp_path: Path) -> Non
     made = Workspace(tmp_path).one("a.jsonl", [chat(i) for i in range(20)], **groups).build()
     facts = made.manifest("rows", "tokenized_examples").facts
 
-    assert (facts["prompts_compared"], facts["prompt_parity"], facts["render_equal"]) == (1, 1, NOT_APPLICABLE)
+    assert (facts["prompts_compared"], facts["prompt_parity"], facts["render_equal"]) == (1, 1, None)
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import pytest
 from rowmill.build import runner
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import GateError
-from rowmill.schema.manifest import NOT_APPLICABLE
 from tests.support.recipes import CHAT, PAIR, TEXT, Workspace, chat, document, pair
 from tests.support.tables import as_csv, records
 
@@ -99,7 +98,7 @@ def test_only_data_with_answers_is_checked(tmp_path: Path) -> None:
         if step.name == "canonical_rows"
     }
 
-    assert found == {"pairs": 1, "classes": 0, "texts": NOT_APPLICABLE, "mixed": 0, "table": NOT_APPLICABLE}
+    assert found == {"pairs": 1, "classes": 0, "texts": None, "mixed": 0, "table": None}
 
 
 @pytest.mark.real_data

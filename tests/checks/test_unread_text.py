@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from rowmill.checks.judge import CheckResult
-from rowmill.schema.manifest import NOT_APPLICABLE
 from tests.support.recipes import CHAT, PAIR, TEXT, Workspace, chat, document, pair
 
 pytestmark = pytest.mark.slow
@@ -51,4 +50,4 @@ def test_rows_of_ids_are_not_searched(tmp_path: Path) -> None:
     rows = [{"input_ids": [5, 6, 7, i], "labels": [-100, 6, 7, i], "text": WORDS * 90} for i in range(20)]
     found = judge(tmp_path, rows, {"kind": "tokens"})
 
-    assert found.note == NOT_APPLICABLE
+    assert found.note == "not_applicable"

@@ -18,7 +18,7 @@ from rowmill.core.storage import Store
 from rowmill.recipe.recipe import parse_recipe
 from rowmill.reports import plots
 from rowmill.schema.facts import PackedShardsFacts, RawDatasetFacts, name_facts
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
+from rowmill.schema.manifest import DisplayTable, Histogram, Manifest, Part
 from tests.support.tiny_project import RECIPE, ROOT, Tiny, chat
 
 STORE = Store("/store")
@@ -35,18 +35,18 @@ def make_page(report: StepReport, reports_url: str = "") -> metadata.MetadataPag
 PACKED = PackedShardsFacts(
     conservation=0, shard_digests=0, fill=0.5, limit_cost=0, packing_loss=0, packing_losses={}, pack_groups=1,
     sequences=7, segments=9, tokens=90, trained_tokens=60, tokens_left_out=0, content_hash="xxh3:0", padding=0,
-    padding_share=NOT_APPLICABLE,
+    padding_share=None,
 )  # fmt: skip
 
 
 def report(**fields: Any) -> StepReport:
     base: dict[str, Any] = {
         "key": ("r", "d", "packed_shards"), "stage": "packed_shards", "fingerprint": "f", "code_version": "c",
-        "inputs": {}, "parts": (), "facts": {}, "version": "v",
+        "inputs": {}, "parts": (), "values": {}, "version": "v",
     }  # fmt: skip
     facts = fields.pop("facts", name_facts(PACKED))
     return StepReport(
-        Manifest(**{**base, **fields, "facts": facts}), reused=False, parts=0, parts_reused=0, rows_made=0, seconds=0.0
+        Manifest(**{**base, **fields, "values": facts}), reused=False, parts=0, parts_reused=0, rows_made=0, seconds=0.0
     )
 
 

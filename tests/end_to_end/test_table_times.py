@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from rowmill.core.errors import GateError
-from rowmill.schema.manifest import NOT_APPLICABLE
 from tests.support.recipes import TO_EXAMPLES, TO_ROWS, Built, Workspace
 from tests.support.tables import as_csv, grouped, records
 
@@ -191,4 +190,4 @@ def test_results_are_the_same_whichever_parts_were_reused(tmp_path: Path, suffix
 
 def test_table_without_an_order_column_does_not_count_them(tmp_path: Path) -> None:
     built = project(tmp_path, records(), as_csv(rows_at(minutes(5)))).build(only=TO_ROWS)
-    assert built.manifest("rows", "canonical_rows").facts["ambiguous_times"] == NOT_APPLICABLE
+    assert built.manifest("rows", "canonical_rows").facts["ambiguous_times"] is None

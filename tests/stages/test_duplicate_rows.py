@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rowmill.executors import LocalPool
 from rowmill.parts.accounts import rewrite_parts
-from rowmill.parts.context import compute_share
+from rowmill.schema.counts import compute_share
 from rowmill.schema.manifest import Part
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import duplicate_rows

@@ -25,7 +25,7 @@ from rowmill.core.stage_names import CANONICAL_ROWS, GPU_PARTITIONS, RAW_DATASET
 from rowmill.core.storage import Store
 from rowmill.parts.context import scan_rows
 from rowmill.schema import manifest
-from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
+from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.sources.reading import number_source_parts
 from rowmill.stages import catalog, truncation_stats
 from rowmill.stages.base import StageDeclaration
@@ -137,8 +137,7 @@ def _compare_stage(
     stage: StageDeclaration, before: Manifest | None, after: Manifest | None
 ) -> Iterator[NumberComparison]:
     for figure in stage.compared:
-        values: list[Any] = [None if one is None else one.facts.get(figure.fact) for one in (before, after)]
-        numbers = [None if value == NOT_APPLICABLE else value for value in values]
+        numbers: list[Any] = [None if one is None else one.facts.get(figure.fact) for one in (before, after)]
         yield NumberComparison(figure.name, *numbers, is_share=figure.is_share)
 
 

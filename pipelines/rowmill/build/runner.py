@@ -46,6 +46,7 @@ from rowmill.build.prepare import (
 )
 from rowmill.build.steps import Project, Step, find_downstream_steps, find_step, plan_steps
 from rowmill.checks import expectation_suite, judge
+from rowmill.checks.catalog import compute_values
 from rowmill.checks.gates import list_loosened_checks
 from rowmill.checks.judge import CheckResult
 from rowmill.core.errors import DamagedFileError, GateError
@@ -376,7 +377,10 @@ def make_manifest(
         inputs={"/".join(key): one.version for key, one in context.inputs.items()},
         input_fingerprints={"/".join(key): one.fingerprint for key, one in context.inputs.items()},
         parts=tuple(draft.parts),
-        facts=name_facts(draft.facts),
+        counts=draft.counts.to_json(with_samples=False),
+        values=draft.counts.derive()
+        | compute_values(step.name, draft.counts)
+        | ({} if draft.facts is None else name_facts(draft.facts)),
         ledger=tuple(draft.ledger),
         token_ledger=tuple(draft.token_ledger),
         tables=draft.tables,

@@ -17,8 +17,9 @@ from rowmill.core.stage_names import (
     TRUNCATION_STATS,
 )
 from rowmill.schema.checks import Check
+from rowmill.schema.counts import CountSet
 
-RESULT_VERSION = 8
+RESULT_VERSION = 9
 """Increase it when the meaning of a check or the form of a result changes: saved results are then judged again."""
 
 
@@ -350,6 +351,24 @@ CHECKS: tuple[Check, ...] = (
 )  # fmt: skip
 
 CHECKS_BY_NAME = {check.name: check for check in CHECKS}
+
+
+def compute_values(stage: str, counts: CountSet) -> dict[str, float | None]:
+    """Return the numbers of a stage's checks by name: None where a check has nothing to ask, absent what is uncounted.
+
+    Raises ValueError for a share above 1: what was counted and what it is divided by are not the same rows.
+    """
+    values: dict[str, float | None] = {}
+    for check in CHECKS:
+        if stage not in check.stages or check.value is None:
+            continue
+        for kind in check.of:
+            counted = counts.find(kind)
+            if counted is not None:
+                values[check.name] = value = check.value(counted)
+                if check.is_share and value is not None and value > 1:
+                    raise ValueError(f"{check.name} of {stage} is {value:g}; a share is at most 1")
+    return values
 
 
 def format_measure(check: str, value: float) -> str:

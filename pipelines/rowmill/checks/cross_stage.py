@@ -40,7 +40,7 @@ from rowmill.schema.facts import (
     require_counted,
 )
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, REJECTED
-from rowmill.schema.manifest import NOT_APPLICABLE, Manifest, StageKey
+from rowmill.schema.manifest import Manifest, StageKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class CrossStageMeasurement:
     `changes` are sentences on what was counted.
     """
 
-    value: float | str
+    value: float | None
     what: str = ""
     is_intended: bool = False
     changes: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ def _measure_loss(store: Store, packed: Manifest, _: Comparison | None) -> Cross
     out on purpose (`max_items`, copies, surplus of validation) count as neither.
     """
     if "packing_losses" not in packed.facts:
-        return CrossStageMeasurement(NOT_APPLICABLE, "built by a version of rowmill that did not count it")
+        return CrossStageMeasurement(None, "built by a version of rowmill that did not count it")
     inputs = manifest.load_inputs(store, packed)
     tokenized = next(entry for entry in inputs.values() if entry.stage == TOKENIZED_EXAMPLES)
     canonical = next(iter(manifest.load_inputs(store, tokenized).values()))
@@ -102,7 +102,7 @@ def _measure_loss(store: Store, packed: Manifest, _: Comparison | None) -> Cross
     value = _compound_loss(counted.values())
     entered = next(iter(counted.values()))[1]
     if not entered:
-        return CrossStageMeasurement(NOT_APPLICABLE)
+        return CrossStageMeasurement(None)
     lost = ", ".join(f"{name} {count:,}" for name, (count, _) in counted.items() if count)
     return CrossStageMeasurement(
         value, f"{worst} that entered but are in no sequence, of {entered:,}: {lost or 'none'}"
@@ -231,11 +231,11 @@ def _measure_shrinkage(store: Store, output: Manifest, _: Comparison | None) -> 
     published = load_published(store, output.key[0])
     before = (published or {}).get("stages", {}).get("/".join(output.key))
     if published is None or before is None:
-        return CrossStageMeasurement(NOT_APPLICABLE, "nothing is published yet to compare it with")
+        return CrossStageMeasurement(None, "nothing is published yet to compare it with")
     now = read_counts(output)
     fell = {name: 1 - now.get(name, 0) / count for name, count in before["counts"].items() if count}
     if not fell:
-        return CrossStageMeasurement(NOT_APPLICABLE, "the published build had no such counts")
+        return CrossStageMeasurement(None, "the published build had no such counts")
     name, share = max(fell.items(), key=lambda item: item[1])
     since = f"since version {published['version'][:12]}, published {published['at'][:19]}"
     value = round(max(share, 0.0), 9)
@@ -274,11 +274,11 @@ def _measure_drift(store: Store, examples: Manifest, _: Comparison | None) -> Cr
     published = load_published(store, examples.key[0])
     shifts = None if published is None else measure_shifts(store, examples, published)
     if published is None or shifts is None:
-        return CrossStageMeasurement(NOT_APPLICABLE, "nothing is published yet to compare it with")
+        return CrossStageMeasurement(None, "nothing is published yet to compare it with")
     compared = [shift for shift in shifts if shift.index is not None]
     if not compared:
         fewest = f"{drift.MIN_ROWS_PER_BIN} rows per bin"
-        return CrossStageMeasurement(NOT_APPLICABLE, f"too few rows to compare distributions: fewer than {fewest}")
+        return CrossStageMeasurement(None, f"too few rows to compare distributions: fewer than {fewest}")
     worst = compared[0]
     bins = "; ".join(f"{name} {_format_count_or_share(p)} → {_format_count_or_share(q)}" for name, p, q in worst.bins)
     since = f"since version {published['version'][:12]}, published {published['at'][:19]}"
@@ -291,14 +291,14 @@ def _measure_changes(store: Store, output: Manifest, compare: Comparison | None)
     published = load_published(store, output.key[0])
     before = (published or {}).get("stages", {}).get("/".join(output.key))
     if published is None or before is None:
-        return CrossStageMeasurement(NOT_APPLICABLE, "nothing is published yet to compare it with")
+        return CrossStageMeasurement(None, "nothing is published yet to compare it with")
     try:
         earlier = manifest.load_version(store, output.key, before["version"])
         changes = None if compare is None else compare(store, output, earlier)
     except IntegrityError:
-        return CrossStageMeasurement(NOT_APPLICABLE, "the published version is no longer kept")
+        return CrossStageMeasurement(None, "the published version is no longer kept")
     if changes is None:
-        return CrossStageMeasurement(NOT_APPLICABLE, "it is not compared with the published build")
+        return CrossStageMeasurement(None, "it is not compared with the published build")
     what = f"changes since version {published['version'][:12]}, published {published['at'][:19]}"
     measured = _excuse_changed_options(store, output, published, len(changes), what)
     return replace(measured, changes=tuple(changes[:SHOWN_CHANGES]))
@@ -341,7 +341,7 @@ def _measure_doubtful_headers(_: Store, scanned: Manifest, __: Comparison | None
     dialects = _list_dialects(scanned)
     doubtful = [url for url, dialect in dialects if dialect["looks_headless"]]
     if not dialects:
-        return CrossStageMeasurement(NOT_APPLICABLE)
+        return CrossStageMeasurement(None)
     return CrossStageMeasurement(
         len(doubtful), f"the first line of {doubtful[0]} looks like the others" if doubtful else ""
     )

@@ -4,14 +4,14 @@ Each threshold is one number between bounds, and is compared here. `rowmill veri
 Great Expectations suite (`expectation_suite.py`); a recipe's own expectations are judged in the same way. A missing or
 non-finite fact fails as `not_measured`. Results are saved per (content version, threshold) and never judged twice.
 
-A fact that is `manifest.NOT_APPLICABLE` neither passes nor fails. This is allowed only for checks with `applies_to`;
-for every other check it counts as not measured, which fails.
+A check whose number is None has nothing to ask of the output, and neither passes nor fails. This is allowed only for
+checks with `applies_to`; for every other check it counts as not measured, which fails.
 """
 
 import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rowmill.checks import cross_stage
@@ -21,7 +21,6 @@ from rowmill.core.errors import GateError
 from rowmill.core.storage import DEFAULT_ROOT_NAME, Store, digest_json
 from rowmill.schema.checks import Severity
 from rowmill.schema.manifest import (
-    NOT_APPLICABLE,
     Manifest,
     StageKey,
     get_stage_folder,
@@ -70,7 +69,7 @@ class CheckResult:
     @property
     def outcome(self) -> CheckOutcome:
         """The outcome: passed, failed or not applicable."""
-        if self.note == NOT_APPLICABLE:
+        if self.note == "not_applicable":
             return "not_applicable"
         return "passed" if self.passed else "failed"
 
@@ -240,23 +239,24 @@ def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Thre
         for threshold in thresholds
         if threshold.check in cross_stage.CROSS_STAGE_FACTS
     }
-    whole = replace(manifest, facts=manifest.facts | {check: fact.value for check, fact in across.items()})
+    facts = manifest.facts | {check: fact.value for check, fact in across.items()}
     results: list[CheckResult] = []
     for threshold in thresholds:
         measured = across.get(threshold.check)
-        value = whole.facts.get(threshold.fact)
+        value = facts.get(threshold.fact)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         value = float(value) if is_number else None
         check = CHECKS_BY_NAME.get(threshold.check)
         if check is not None and check.is_share and threshold.expectation is None and value is not None and value > 1:
             raise ValueError(
-                f"{threshold.check} is {value:g} in {'/'.join(whole.key)}; a share is at most 1: what was counted and "
-                "what it is divided by are not the same rows"
+                f"{threshold.check} is {value:g} in {'/'.join(manifest.key)}; a share is at most 1: what was counted "
+                "and what it is divided by are not the same rows"
             )
         # A custom rule may name a fact that other kinds of data do not count.
-        absent = NOT_APPLICABLE if threshold.expectation is not None and threshold.applies_to else None
-        applies = not threshold.applies_to or whole.facts.get(threshold.fact, absent) != NOT_APPLICABLE
-        note = NOT_APPLICABLE if not applies else "not_measured" if value is None else ""
+        is_counted = facts.get(threshold.fact) is not None
+        is_missing = threshold.fact not in facts and threshold.expectation is None
+        applies = is_counted or is_missing or not threshold.applies_to
+        note = "not_applicable" if not applies else "not_measured" if value is None else ""
         passed = value is not None and threshold.holds(value)
         covered = not passed and value is not None and _is_within(value, threshold.waiver_bound, threshold.direction)
         # A failure is only a warning between `warn_from` and `bound`, and if a change of the recipe explains it.
@@ -267,8 +267,8 @@ def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Thre
         results.append(
             CheckResult(
                 check=threshold.check,
-                key=whole.key,
-                version=whole.version,
+                key=manifest.key,
+                version=manifest.version,
                 threshold_digest=threshold.digest,
                 value=value,
                 bound=float(threshold.bound),
@@ -280,7 +280,7 @@ def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Thre
                 fact="" if threshold.fact == threshold.check else threshold.fact,
                 explanation=explanation,
                 changes=changes,
-                **_describe_output(whole, threshold, explanation, changes, root=store.root),
+                **_describe_output(manifest, threshold, explanation, changes, root=store.root),
             )
         )
     return results

@@ -28,6 +28,7 @@ from rowmill.parts.functions import (
     make_and_keep,
     part_folder,
 )
+from rowmill.schema.counts import CountSet
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest, Part, StageKey, get_stage_folder, get_stage_name
 from rowmill.shards import host_scratch
 from rowmill.shards.host_scratch import HostScratch
@@ -160,8 +161,10 @@ class WorkContext:
 class StageOutput:
     """A stage's output before it becomes a manifest; the fields are those of `manifest.Manifest`."""
 
-    facts: "DataclassInstance"
-    """Its facts, an instance of the stage's declared type."""
+    facts: "DataclassInstance | None" = None
+    """Its facts, an instance of the stage's declared type; None for a stage that has counts."""
+    counts: CountSet = field(default_factory=CountSet)
+    """The sums of the counts of its parts."""
     parts: Sequence[Part] = ()
     ledger: Sequence[tuple[str, str, int]] = ()
     token_ledger: Sequence[tuple[str, str, int]] = ()
@@ -200,20 +203,10 @@ def format_rejected(rejected: int) -> str:
     return f"{rejected:,} rejected" if rejected else ""
 
 
-def format_generated(valid_fraction: float | str, kept: int, rejected: int) -> tuple[str, str]:
+def format_generated(valid_fraction: float | None, kept: int, rejected: int) -> tuple[str, str]:
     """Format the valid share of generated text, and the number of rejected objects."""
-    valid = f"{format_percent(float(valid_fraction))} valid" if kept or rejected else ""
+    valid = "" if valid_fraction is None or not kept + rejected else f"{format_percent(valid_fraction)} valid"
     return valid, format_rejected(rejected)
-
-
-def compute_share(count: float, total: float) -> float:
-    """Return a share, 0 if the total is 0, rounded so that it is equal on every machine.
-
-    A share above 1 is an error: its numbers count different things, such as rows before and after duplicates went.
-    """
-    if count > total:
-        raise ValueError(f"{count:,} of {total:,} is no share: both must count the same rows, those that are written")
-    return round(count / total, 9) if total else 0.0
 
 
 @contextmanager

@@ -40,6 +40,7 @@ from rowmill.core.arrow_files import encode_parquet, encode_table
 from rowmill.core.json import Json
 from rowmill.core.remote_index import CONCURRENT_REQUESTS
 from rowmill.core.storage import File, Store, digest_bytes, digest_json
+from rowmill.schema.counts import Counts, CountSet
 from rowmill.schema.manifest import KEPT_PARTS_FOLDER, Part, parse_part
 
 
@@ -167,10 +168,11 @@ class PartPlace:
 
 @dataclass(frozen=True, slots=True)
 class PartResult:
-    """What a function made: the part's files by name, and its facts."""
+    """What a function made: the part's files by name, its counts, and what describes it alone."""
 
     files: dict[str, File]
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    counts: Sequence[Counts] = ()
 
 
 def write_table(store: Store, path: str, table: pa.Table) -> File:
@@ -224,7 +226,7 @@ class PartFunction(Generic[InputsT]):
         else:
             contents = (self.function(inputs, place, *shared) for inputs, place in tasks)
         return [
-            Part(place.fingerprint, content.files, content.facts)
+            Part(place.fingerprint, content.files, content.facts, CountSet.of(*content.counts).to_json())
             for (_, place), content in zip(tasks, contents, strict=True)
         ]
 

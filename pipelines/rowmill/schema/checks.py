@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from rowmill.schema.counts import Counts, Measure
 from rowmill.schema.rows import RowKind
 
 Severity = Literal["error", "warn"]
@@ -26,8 +27,8 @@ NAMES_OF_ROWS: Final[Mapping[RowKind, str]] = {
 class Check:
     """A number that a stage's output must keep within a bound.
 
-    `name` is its key in `Manifest.facts`. A check that is not `waivable` guards correctness. `applies_to` describes the
-    data that it applies to, "" means all; for other data a stage reports it as not applicable.
+    `name` is its key in `Manifest.values`. A check that is not `waivable` guards correctness. `applies_to` describes
+    the data that it applies to, "" means all; where it has nothing to ask of other data, it is not applicable.
     """
 
     name: str
@@ -38,6 +39,11 @@ class Check:
     what: str
     remedy: str
     """`{recipe}` and `{dataset}` are replaced by those of the output; see `format_remedy`."""
+    of: tuple[type[Counts], ...] = ()
+    """The counts that its number is computed from, one class for each of its stages that has another one."""
+    value: Measure | None = field(default=None, hash=False)
+    """Computes its number from counts of such a class, None where there is nothing to ask; None: a check of several
+    stages, measured when it is judged (`cross_stage.py`)."""
     waivable: bool = True
     warn_from: float | None = None
     """A value beyond it fails, but blocks only beyond `bound`; None: every failure blocks."""

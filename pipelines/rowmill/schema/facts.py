@@ -2,7 +2,7 @@
 
     CanonicalRowsFacts(kept=98, rejected=2, …) ─name_facts─► Manifest.facts {"kept": 98, …} ─read_facts─► the same
 
-A fact is a number that is compared, or a few more that people are shown. `manifest.NOT_APPLICABLE` in one says that
+A fact is a number that is compared, or a few more that people are shown. `manifest.None` in one says that
 its check has nothing to ask of this output; `UNCOUNTED` says that outputs of this kind do not have the fact at all.
 """
 
@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
-
-from rowmill.schema.manifest import NOT_APPLICABLE
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -67,17 +65,17 @@ class CanonicalRowsFacts:
 
     nonempty: int
     accounted: int
-    unknown_roles: float | str
-    preference_data: float | str
-    unread_text: float | str = NOT_APPLICABLE
+    unknown_roles: float | None
+    preference_data: float | None
+    unread_text: float | None = None
     """Share of a record's text, on average, in the column of text that has most of what nothing reads."""
-    unread_flags: int | str = NOT_APPLICABLE
+    unread_flags: int | None = None
     """Rows with a key or column that looks as if it said what trains, and that nothing reads."""
-    group_size: int | str
+    group_size: int | None
     """Rows of the largest group."""
-    group_advice: int | str = NOT_APPLICABLE
+    group_advice: int | None = None
     """Points against the chosen group column."""
-    interval_mismatch: float | str = NOT_APPLICABLE
+    interval_mismatch: float | None = None
     """Share of the steps of time series that are not as long as the recipe says."""
     rejects: float
     duplicates: float
@@ -90,15 +88,15 @@ class CanonicalRowsFacts:
     """Rows kept by split."""
     boundaries: dict[str, str]
     """Where splits by time begin: split → time; empty for all other splits."""
-    unpinned_boundaries: int | str
+    unpinned_boundaries: int | None
     validation_source: bool
     """Whether a source says of itself that it is for validation, so that no share of the others is held out."""
     # Filters that compare rows with others.
-    decontamination_items: int | str = NOT_APPLICABLE
+    decontamination_items: int | None = None
     """Items of the benchmark file that has fewest."""
-    contaminated: float | str = NOT_APPLICABLE
-    near_duplicates: float | str = NOT_APPLICABLE
-    displaced: int | str = NOT_APPLICABLE
+    contaminated: float | None = None
+    near_duplicates: float | None = None
+    displaced: int | None = None
     """Near duplicates that go in favour of a row after them in the source: an appended row may take the place of one
     that an earlier build kept."""
     # All but tables.
@@ -123,13 +121,13 @@ class CanonicalRowsFacts:
     ground_truth_conflicts: int | Uncounted = UNCOUNTED
     """Prompts of which equal copies have different ground truths."""
     # Token rows only.
-    fields_absent: float | str | Uncounted = UNCOUNTED
+    fields_absent: float | Uncounted | None = UNCOUNTED
     """Share of rows without a value of the declared field that most rows lack."""
     # Preferences only.
     swapped_pairs: int | Uncounted = UNCOUNTED
     """Pairs of which another one prefers the other side."""
     nonpositive_margins: int | Uncounted = UNCOUNTED
-    label_balance: float | str | Uncounted = UNCOUNTED
+    label_balance: float | Uncounted | None = UNCOUNTED
     """Share of the rarer of good and bad answers."""
     # Tables only.
     columns: int | Uncounted = UNCOUNTED
@@ -140,7 +138,7 @@ class CanonicalRowsFacts:
     table_contract: int | Uncounted = UNCOUNTED
     """Differences between the table and its pinned contract, or between files that declare types."""
     type_mismatch: int | Uncounted = UNCOUNTED
-    ambiguous_times: float | str | Uncounted = UNCOUNTED
+    ambiguous_times: float | Uncounted | None = UNCOUNTED
     """Share of records whose time may be meant in two ways, counted with an order column; of several problems, the most
     frequent one's."""
 
@@ -152,8 +150,8 @@ class TokenizedExamplesFacts:
     nonempty: int
     accounted: int
     rejects: float
-    mask_verified: float | str
-    zero_loss_rows: float | str
+    mask_verified: float | None
+    zero_loss_rows: float | None
     token_ids: int
     rows: int
     kept: int
@@ -162,29 +160,29 @@ class TokenizedExamplesFacts:
     tokens: int
     trained_tokens: int
     trained_share: float
-    length_bias: float | str | Uncounted = UNCOUNTED
+    length_bias: float | Uncounted | None = UNCOUNTED
     """Distance of the share of pairs whose chosen side is longer from a half."""
     unknown_ids: int | Uncounted = UNCOUNTED
     """Ids of token rows that the tokenizer has no token for."""
-    same_tokenization: float | str | Uncounted = UNCOUNTED
+    same_tokenization: float | Uncounted | None = UNCOUNTED
     """Share of some token rows whose text has the same ids when it is encoded again."""
     trained_removed: int | Uncounted = UNCOUNTED
     """Tokens that truncation removed and that would have been trained; nothing is truncated of tables."""
     dropped_trained: int | Uncounted = UNCOUNTED
     """Tokens of rejected rows that would have been trained."""
     dropped_kinds: dict[str, int] | Uncounted = UNCOUNTED
-    text_roundtrip: float | str
-    short_documents: float | str
+    text_roundtrip: float | None
+    short_documents: float | None
     # What the chat template does.
-    render_equal: int | str
-    content_dropped: float | str
+    render_equal: int | None
+    content_dropped: float | None
     """Share of rows that are rejected, or lose reasoning, because the template does not print all of their content."""
-    reasoning_dropped: float | str
-    contract: int | str
-    prompt_match: int | str
-    date_pinned: int | str
-    control_strings: float | str
-    prompt_parity: float | str
+    reasoning_dropped: float | None
+    contract: int | None
+    prompt_match: int | None
+    date_pinned: int | None
+    control_strings: float | None
+    prompt_parity: float | None
     template_warnings: list[str] | Uncounted = UNCOUNTED
     mismatched_prompts: list[str] | Uncounted = UNCOUNTED
     reference_path_texts: int
@@ -220,7 +218,7 @@ class PackedShardsFacts:
     shard_digests: int
     fill: float
     limit_cost: float
-    packing_loss: float | str
+    packing_loss: float | None
     packing_losses: dict[str, tuple[int, int]]
     """What stands in no sequence and what entered, of `examples` and of `trained_tokens`."""
     pack_groups: int
@@ -232,7 +230,7 @@ class PackedShardsFacts:
     content_hash: str
     padding: int
     """Pad tokens after segments."""
-    padding_share: float | str
+    padding_share: float | None
     # Shared prefixes only.
     tokens_shared: int | Uncounted = UNCOUNTED
     """Tokens of examples that are stored once with those of others."""
@@ -248,24 +246,24 @@ class TrainingSplitsFacts:
     """What an order of sequences is counted by."""
 
     same_row: int
-    same_group: int | str
-    same_prompt: float | str
-    time_order: int | str
-    near_duplicate: float | str
+    same_group: int | None
+    same_prompt: float | None
+    time_order: int | None
+    near_duplicate: float | None
     split_share: float
     mixture_share: float
     order_nonempty: int
     dropped_share: float
     filler_share: float
     rank_balance: float
-    empty_step: int | str
+    empty_step: int | None
     sequences: int
     places: int
     fillers: int
     steps: int
     tokens: int
     trained_tokens: int
-    flops: int | str
+    flops: int | None
     """What all sequences of the order cost, counted where ranks are balanced by it."""
 
 
@@ -279,10 +277,10 @@ class TruncationStatsFacts:
     examples: int
     records: int | Uncounted = UNCOUNTED
     """Records from which examples were planned."""
-    shortened: int | str
+    shortened: int | None
     dropped_for_length: int
-    tokens_removed: int | str
-    trained_removed: int | str
+    tokens_removed: int | None
+    trained_removed: int | None
     quantiles: dict[str, int]
     buckets: dict[str, int]
     hints: list[str]
@@ -292,7 +290,7 @@ class TruncationStatsFacts:
 class ParsedRecordsFacts:
     """Facts of the stage's output."""
 
-    valid_fraction: float | str
+    valid_fraction: float | None
     files: int
     texts: int
     kept: int
@@ -300,11 +298,11 @@ class ParsedRecordsFacts:
     truncated: int
     characters: int
     classified: float
-    exact_copies: float | str
-    repeated_records: float | str
-    repeated_train_records: float | str
-    column_distance: float | str
-    association_distance: float | str
+    exact_copies: float | None
+    repeated_records: float | None
+    repeated_train_records: float | None
+    column_distance: float | None
+    association_distance: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,11 +315,11 @@ class GeneratedSeriesFacts:
     kept: int
     rejected: int
     rounds: int
-    exact_copies: float | str
-    repeated_records: float | str
-    repeated_train_records: float | str
-    column_distance: float | str
-    association_distance: float | str
+    exact_copies: float | None
+    repeated_records: float | None
+    repeated_train_records: float | None
+    column_distance: float | None
+    association_distance: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from rowmill.core.errors import BusyError, DamagedFileError, IntegrityError
 from rowmill.core.stage_names import EXPORTS
 from rowmill.core.storage import File, Store, digest_json
+from rowmill.schema.counts import Counts, CountSet, CountsT, StoredCounts, find_stored
 
 StageKey: TypeAlias = tuple[str, ...]
 """`(recipe, dataset, stage)`, `(recipe, stage)` for the stages of a whole recipe, `(recipe, "exports", name)`."""
@@ -26,20 +27,28 @@ StageKey: TypeAlias = tuple[str, ...]
 KEPT_PARTS_FOLDER = "kept_parts"
 """Folder of a stage's lists of finished parts, which spare an object store a request per part."""
 
-NOT_APPLICABLE = "not_applicable"
-"""The value of a fact that does not apply to the data, such as one about a table's chat template.
-
-No number can express this: 0 would claim a successful measurement.
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a stage's output with its own fingerprint; `facts` are counts that add up over parts."""
+    """A piece of a stage's output with its own fingerprint; `counts` add up over parts, `facts` describe it alone."""
 
     fingerprint: str
     files: dict[str, File]
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    counts: StoredCounts = field(default_factory=StoredCounts)
+
+    def find_counts(self, kind: type[CountsT]) -> CountsT | None:
+        """Return its counts of a class; None if it has none."""
+        return find_stored(self.counts, kind)
+
+    def get_counts(self, kind: type[CountsT]) -> CountsT:
+        """Return its counts of a class; empty ones if it has none."""
+        return self.find_counts(kind) or kind()
+
+
+def add_up_counts(parts: Iterable[Part], *further: Counts) -> CountSet:
+    """Return the counts of all parts, class by class, and further ones; empty ones say that a class is counted."""
+    return sum((CountSet.parse(part.counts) for part in parts), CountSet.of(*further))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +74,9 @@ class Histogram:
 class Manifest:
     """One stage's output.
 
-    `facts` holds the value of every check of the stage (`catalog.py`) and the counts shown on its page; `ledger` lines
-    are `(state, reason, records)`; `token_ledger` lines `(split, class, tokens)`; `samples` are at most ten row ids per
-    check, for inspection.
+    `counts` are the sums of those of its parts, `values` the numbers that were computed from them: by check, None where
+    it has nothing to ask, and what else follows. `ledger` lines are `(state, reason, records)`; `token_ledger` lines
+    `(split, class, tokens)`; `samples` are at most ten row ids per check, for inspection.
     """
 
     key: StageKey
@@ -77,7 +86,8 @@ class Manifest:
     inputs: dict[str, str]
     """The version of each input, by the name of its stage."""
     parts: tuple[Part, ...]
-    facts: dict[str, Any]
+    values: dict[str, Any]
+    counts: StoredCounts = field(default_factory=StoredCounts)
     version: str = ""
     input_fingerprints: dict[str, str] = field(default_factory=dict[str, str])
     """The fingerprint of each input, by the same names: which of several outputs of equal content it was."""
@@ -94,6 +104,19 @@ class Manifest:
     built_at: str = ""
     run_id: str = ""
     seconds: float = 0.0
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Counts and values by name, for those who read them by name: pages, queries, a recipe's expectations."""
+        return {name: count for own in self.counts.values() for name, count in own.items()} | self.values
+
+    def find_counts(self, kind: type[CountsT]) -> CountsT | None:
+        """Return its counts of a class; None if nothing counted them."""
+        return find_stored(self.counts, kind)
+
+    def get_counts(self, kind: type[CountsT]) -> CountsT:
+        """Return its counts of a class; empty ones if nothing counted them."""
+        return self.find_counts(kind) or kind()
 
     @property
     def origin(self) -> tuple[str, dict[str, str]]:
@@ -353,4 +376,5 @@ def parse_part(raw: Mapping[str, Any]) -> Part:
         fingerprint=raw["fingerprint"],
         files={name: File(**file) for name, file in raw["files"].items()},
         facts=dict(raw["facts"]),
+        counts=dict(raw["counts"]),
     )

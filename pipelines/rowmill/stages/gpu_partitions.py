@@ -32,10 +32,11 @@ from rowmill.core.arrays import Ints, compute_offsets, find_distinct, format_cou
 from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.stage_names import GPU_PARTITIONS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_json, read_tables
-from rowmill.parts.context import StageOutput, compute_share, open_host_scratch
+from rowmill.parts.context import StageOutput, open_host_scratch
 from rowmill.parts.functions import load_kept_part, part_folder, save_kept_part, write_parquet
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
+from rowmill.schema.counts import compute_share
 from rowmill.schema.facts import TrainingSplitsFacts, read_facts
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
 from rowmill.schema.rows import PADDING_COLUMN, RowKind

@@ -33,9 +33,10 @@ from rowmill.core.errors import GenerationError
 from rowmill.core.stage_names import RAW_DATASET, TEACHER_SCORES, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File
 from rowmill.parts.accounts import RejectLog, count_accounts
-from rowmill.parts.context import StageOutput, collect_samples, compute_share, format_rejected
+from rowmill.parts.context import StageOutput, collect_samples, format_rejected
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.recipe.recipe import Recipe
+from rowmill.schema.counts import compute_share
 from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected, parse_row_id

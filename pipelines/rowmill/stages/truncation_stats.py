@@ -19,9 +19,10 @@ from rowmill.kinds.joint_rows import find_joint_kind
 from rowmill.kinds.shared.splits import SPLITS
 from rowmill.packing.pack_plan import count_sequences, measure_padded_room, round_up, slice_too_long
 from rowmill.parts.accounts import RowLocator, describe_rejects
-from rowmill.parts.context import StageOutput, compute_share
+from rowmill.parts.context import StageOutput
 from rowmill.parts.functions import cut_blocks
 from rowmill.recipe.recipe import Recipe
+from rowmill.schema.counts import compute_share
 from rowmill.schema.facts import TruncationStatsFacts
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration

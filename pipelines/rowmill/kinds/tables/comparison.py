@@ -37,10 +37,11 @@ from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.partitions import load_observed_table
 from rowmill.kinds.tables.schema import RecordSchema
 from rowmill.kinds.tables.serialization import read_json
-from rowmill.parts.context import WorkContext, compute_share
+from rowmill.parts.context import WorkContext
 from rowmill.schema import manifest
+from rowmill.schema.counts import compute_share
 from rowmill.schema.facts import CanonicalRowsFacts, read_facts
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
+from rowmill.schema.manifest import DisplayTable, Manifest, Part
 
 
 def read_cells(records: pa.ChunkedArray, names: Sequence[str]) -> pl.DataFrame:
@@ -303,7 +304,7 @@ COMPARISON_FACTS = (
 class TrainComparison:
     """Comparison of generated with training records; not applicable if either has none."""
 
-    facts: dict[str, Any] = field(default_factory=lambda: dict[str, Any].fromkeys(COMPARISON_FACTS, NOT_APPLICABLE))
+    facts: dict[str, Any] = field(default_factory=lambda: dict[str, Any].fromkeys(COMPARISON_FACTS, None))
     tables: dict[str, DisplayTable] = field(default_factory=dict[str, DisplayTable])
     samples: tuple[str, ...] = ()
 

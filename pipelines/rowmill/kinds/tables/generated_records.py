@@ -46,12 +46,13 @@ from rowmill.kinds.tables.partitions import NO_KEY, group_sort_key
 from rowmill.kinds.tables.schema import Record, RecordSchema, SortKey, Value
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, read_json
 from rowmill.parts.accounts import RejectLog, count_accounts, sort_by_count
-from rowmill.parts.context import StageOutput, collect_samples, compute_share
+from rowmill.parts.context import StageOutput, collect_samples
 from rowmill.parts.functions import MappedParts, PartInputs, PartPlace, PartResult, part_function
 from rowmill.schema import manifest
+from rowmill.schema.counts import compute_share
 from rowmill.schema.facts import GeneratedSeriesFacts, ParsedRecordsFacts
 from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Part
+from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected
 from rowmill.sources import Files, FileScan
 from rowmill.sources.files import choose_file_format
@@ -249,7 +250,7 @@ def make_parsed_records(context: KindContext, scans: Sequence[FileScan]) -> Stag
         parts=made,
         facts=ParsedRecordsFacts(
             # 0 for texts without an object.
-            valid_fraction=compute_share(report.valid, report.valid + report.invalid) if texts else NOT_APPLICABLE,
+            valid_fraction=compute_share(report.valid, report.valid + report.invalid) if texts else None,
             files=len(scans),
             texts=texts,
             kept=report.valid,

@@ -90,7 +90,7 @@ from rowmill.kinds.tables.schema import Mode
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.packing.pack_plan import keep_examples_whole, measure_padded_room, plan_slices
 from rowmill.parts.accounts import RejectLog, count_accounts, describe_rejects, row_as_bytes, write_accounts
-from rowmill.parts.context import StageOutput, compute_share, open_host_scratch
+from rowmill.parts.context import StageOutput, open_host_scratch
 from rowmill.parts.functions import (
     MappedParts,
     PartInputs,
@@ -101,9 +101,10 @@ from rowmill.parts.functions import (
     part_function,
 )
 from rowmill.schema import manifest
+from rowmill.schema.counts import compute_share
 from rowmill.schema.facts import TokenizedExamplesFacts, TruncationStatsFacts, read_facts, require_counted
 from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Manifest, Part
+from rowmill.schema.manifest import DisplayTable, Histogram, Manifest, Part
 from rowmill.schema.rows import Rejected
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.stats.lengths import (
@@ -464,7 +465,7 @@ def _build_output(
         nonempty=made,
         accounted=count_unaccounted(rows, ledger) + abs(tokens - planned) + abs(tokens - expected),
         rejects=compute_share(sum(reasons.values()) - of_length, rows),
-        mask_verified=compute_share(verified, made) if made else NOT_APPLICABLE,
+        mask_verified=compute_share(verified, made) if made else None,
         zero_loss_rows=compute_share(untrained, made),
         control_strings=compute_share(sum(int(p.facts["escaped"]) for p in accounts), rows),
         text_roundtrip=compute_share(altered, rows),
@@ -486,13 +487,13 @@ def _build_output(
         longest_example=longest["longest_example"],
         longest_group=longest["longest_group"],
         # Records have no chat template.
-        render_equal=NOT_APPLICABLE,
-        content_dropped=NOT_APPLICABLE,
-        reasoning_dropped=NOT_APPLICABLE,
-        contract=NOT_APPLICABLE,
-        prompt_match=NOT_APPLICABLE,
-        date_pinned=NOT_APPLICABLE,
-        short_documents=NOT_APPLICABLE,
+        render_equal=None,
+        content_dropped=None,
+        reasoning_dropped=None,
+        contract=None,
+        prompt_match=None,
+        date_pinned=None,
+        short_documents=None,
     )
     options = [(name, value) for name, value in plan.options.items() if value is not None and name != "widest_names"]
     tables = {
@@ -767,9 +768,9 @@ def make_table_lengths(context: KindContext) -> StageOutput:
             examples=len(lengths),
             records=records,
             dropped_for_length=over,
-            shortened=NOT_APPLICABLE,
-            tokens_removed=NOT_APPLICABLE,
-            trained_removed=NOT_APPLICABLE,
+            shortened=None,
+            tokens_removed=None,
+            trained_removed=None,
             quantiles=quantiles,
             buckets=count_length_buckets(lengths, limit),
             hints=list(hints),

@@ -76,10 +76,11 @@ from rowmill.kinds.tables.table_drift import (
 )
 from rowmill.kinds.tables.table_examples import CHARACTERS_PER_TOKEN, advise_group_column
 from rowmill.parts.accounts import RewriteInputs, clean_value, rewrite_parts, tabulate_removed
-from rowmill.parts.context import StageOutput, compute_share
+from rowmill.parts.context import StageOutput
 from rowmill.parts.functions import MappedParts
+from rowmill.schema.counts import compute_share
 from rowmill.schema.facts import CanonicalRowsFacts
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Part
+from rowmill.schema.manifest import DisplayTable, Histogram, Part
 from rowmill.schema.rows import parse_row_id
 from rowmill.sources.parts import HELD_OUT
 from rowmill.sources.reading import load_scans, load_source_parts
@@ -365,7 +366,7 @@ def complete_table_output(context: KindContext, draft: StageOutput, observed: Ob
         table_contract=len(changes),
         type_mismatch=report_contract(context, draft, observed, changes),
         non_finite=_count_non_finite(draft, observed),
-        ambiguous_times=NOT_APPLICABLE if ambiguous is None else ambiguous,
+        ambiguous_times=None if ambiguous is None else ambiguous,
     )
     draft.tables["columns"] = DisplayTable(
         ("column", "type", "nullable", "required"),
@@ -382,7 +383,7 @@ def complete_table_output(context: KindContext, draft: StageOutput, observed: Ob
             keys, sizes = (NO_KEY,), np.array([sum(file.rows for file in files)], np.int64)
         facts = replace(
             facts,
-            group_size=int(sizes.max(initial=0)) if is_whole else NOT_APPLICABLE,
+            group_size=int(sizes.max(initial=0)) if is_whole else None,
             group_advice=_report_groups(context, draft, keys, sizes, characters / max(int(sizes.sum()), 1)),
             groups=len(keys),
         )
@@ -458,7 +459,7 @@ def _measure_intervals(context: KindContext, index: RowIndex | None) -> dict[str
     form = require_records(context.dataset)
     configured = form.time_series.timestamp_interval_seconds
     if index is None or (form.mode != "sequential" and configured is None):
-        return {"interval": None, "mismatch": NOT_APPLICABLE}
+        return {"interval": None, "mismatch": None}
     # The differences of consecutive positions within each series.
     found = np.empty(0, np.int64)
     if (
@@ -474,7 +475,7 @@ def _measure_intervals(context: KindContext, index: RowIndex | None) -> dict[str
     if configured is None or index.unit is None:
         constant = len(found) > 0 and bool((found == found[0]).all()) and int(found[0]) > 0
         own = None if not constant or index.unit is None else int(found[0]) * index.unit
-        return {"interval": None if own is None else format(own, "f"), "mismatch": NOT_APPLICABLE}
+        return {"interval": None if own is None else format(own, "f"), "mismatch": None}
     units = float(configured) / float(index.unit)
     off = int((np.abs(found - units) > 1e-9 * max(units, 1)).sum())
     return {"interval": str(configured), "mismatch": compute_share(off, len(found))}

@@ -32,11 +32,12 @@ from rowmill.kinds.shared.splits import Boundaries, Splitter, compute_boundaries
 from rowmill.kinds.shared.training_flags import explain_unread_flag, parse_unread_flag
 from rowmill.parts import accounts
 from rowmill.parts.accounts import SPLITS, RewriteInputs, rewrite_parts, tabulate_removed
-from rowmill.parts.context import StageOutput, collect_samples, compute_share, format_rejected, scan_rows
+from rowmill.parts.context import StageOutput, collect_samples, format_rejected, scan_rows
 from rowmill.recipe.recipe import Recipe
+from rowmill.schema.counts import compute_share
 from rowmill.schema.facts import CanonicalRowsFacts
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, NO_RECORD_REASONS, REJECTED, count_unaccounted, sum_counts
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Histogram, Part
+from rowmill.schema.manifest import DisplayTable, Histogram, Part
 from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, MESSAGE_KINDS, NORMALIZATION_COLUMNS, Rejected, make_row_schema
 from rowmill.sources.parts import HELD_OUT
 from rowmill.sources.reading import TakenGroup, load_part_groups
@@ -284,17 +285,17 @@ def _count_rows(
         accounted=count_unaccounted(records + sum(int(p.facts["further_rows"]) for p in final), ledger),
         unknown_roles=compute_share(sum(int(part.facts["rows_with_unknown_roles"]) for part in final), kept)
         if context.dataset.row_kind in MESSAGE_KINDS
-        else NOT_APPLICABLE,
+        else None,
         preference_data=compute_share(sum(int(part.facts["rows_with_preferences"]) for part in final), taken)
         if context.dataset.format.list_answer_columns() is not None
-        else NOT_APPLICABLE,
-        unread_flags=NOT_APPLICABLE
+        else None,
+        unread_flags=None
         if isinstance(context.dataset.format, JointKind)
         else sum(int(part.facts.get("rows_with_unread_flags", 0)) for part in final),
         unread_text=max(_share_unread_text(final).values(), default=0.0)
         if any(part.facts.get("rows_searched") for part in final)
-        else NOT_APPLICABLE,
-        group_size=NOT_APPLICABLE if options.group_key is None else (int(groups["rows"][0]) if len(groups) else 0),
+        else None,
+        group_size=None if options.group_key is None else (int(groups["rows"][0]) if len(groups) else 0),
         rejects=compute_share(sum(_select_unintended(reasons).values()), taken),
         duplicates=compute_share(reasons.get("duplicate", 0), taken),
         **found,
@@ -304,7 +305,7 @@ def _count_rows(
         groups=int(groups["rows"].len()),
         splits=sum_counts(p.facts["splits"] for p in final),
         boundaries=boundaries,
-        unpinned_boundaries=NOT_APPLICABLE if options.time_key is None else len(boundaries),
+        unpinned_boundaries=None if options.time_key is None else len(boundaries),
         validation_source=any(part.split_hint == "validation" for part in scanned),
     )
 

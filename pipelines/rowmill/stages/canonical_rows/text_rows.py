@@ -38,11 +38,12 @@ from rowmill.kinds.shared.splits import SPLITS, Splitter, assign_split
 from rowmill.kinds.shared.training_flags import find_value, parse_unread_flag
 from rowmill.kinds.tokens import WITHOUT_FIELD
 from rowmill.parts.accounts import RejectLog, count_accounts, count_rows, write_accounts
-from rowmill.parts.context import compute_share, scan_rows
+from rowmill.parts.context import scan_rows
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.recipe.recipe import Dataset
+from rowmill.schema.counts import compute_share
 from rowmill.schema.ledger import sum_counts
-from rowmill.schema.manifest import NOT_APPLICABLE, Part
+from rowmill.schema.manifest import Part
 from rowmill.schema.rows import (
     ROW_SCHEMA,
     Message,
@@ -65,7 +66,7 @@ def measure_preferences(context: StageContext, final: Sequence[Part]) -> dict[st
         return {}
     files = [part.files["rows"] for part in final if part.files["rows"].rows]
     if not files:
-        return {"swapped_pairs": 0, "nonpositive_margins": 0, "label_balance": NOT_APPLICABLE}
+        return {"swapped_pairs": 0, "nonpositive_margins": 0, "label_balance": None}
     rows = scan_rows(context.store, files, ["messages", "chosen", "rejected", "margin"])
     pairs = rows.filter(pl.col("chosen").is_not_null() & pl.col("rejected").is_not_null())
     own, swapped = (
@@ -83,9 +84,7 @@ def measure_preferences(context: StageContext, final: Sequence[Part]) -> dict[st
             swapped.join(own, on="pair", how="semi").select(pl.len()).collect(engine="streaming").item()
         ),
         "nonpositive_margins": nonpositive,
-        "label_balance": compute_share(min(good, bad), good + bad)
-        if context.recipe.objective == "unpaired"
-        else NOT_APPLICABLE,
+        "label_balance": compute_share(min(good, bad), good + bad) if context.recipe.objective == "unpaired" else None,
     }
 
 
@@ -97,7 +96,7 @@ def measure_fields(context: StageContext, parts: Sequence[Part]) -> dict[str, An
     notes = sum_counts(part.facts["notes"] for part in parts)
     rows = sum(sum(part.facts["schemas"].values()) for part in parts)
     lacking = max((notes.get(f"{WITHOUT_FIELD}{name}", 0) for name in names), default=0)
-    return {"fields_absent": compute_share(lacking, rows) if rows and names else NOT_APPLICABLE}
+    return {"fields_absent": compute_share(lacking, rows) if rows and names else None}
 
 
 def find_truth_conflicts(context: StageContext, parts: Sequence[Part]) -> list[str] | None:

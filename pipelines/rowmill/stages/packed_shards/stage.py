@@ -27,12 +27,13 @@ from rowmill.core.arrays import Ints, compute_offsets, format_percent, format_si
 from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.kinds.shared.splits import SPLITS
 from rowmill.packing.pack_plan import StreamStretch, choose_group_tokens, cut_groups, find_stretch, round_up
-from rowmill.parts.context import StageOutput, compute_share
+from rowmill.parts.context import StageOutput
 from rowmill.recipe.recipe import Recipe
+from rowmill.schema.counts import compute_share
 from rowmill.schema.facts import UNCOUNTED, PackedShardsFacts, require_counted
 from rowmill.schema.indexed_shards import drop_tokens, list_token_columns
 from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, File, Histogram, Part
+from rowmill.schema.manifest import DisplayTable, File, Histogram, Part
 from rowmill.schema.rows import SEGMENT_COLUMNS, describe_columns
 from rowmill.shards import native
 from rowmill.shards.native import find_content_damage
@@ -273,7 +274,7 @@ def make_packed_shards(context: StageContext) -> StageOutput:
             shard_digests=sum(int(group.facts["damaged"]) for group in groups),
             fill=compute_share(planned, sequences * context.recipe.seq_len) if sequences else 1,
             limit_cost=compute_share(sequences - sum(int(group.facts["unlimited"]) for group in groups), sequences),
-            packing_loss=max(compute_share(*of) for of in losses.values()) if losses["examples"][1] else NOT_APPLICABLE,
+            packing_loss=max(compute_share(*of) for of in losses.values()) if losses["examples"][1] else None,
             packing_losses=losses,
             pack_groups=len(groups),
             sequences=sequences,
@@ -283,7 +284,7 @@ def make_packed_shards(context: StageContext) -> StageOutput:
             tokens_left_out=total - planned - shared,
             content_hash=native.format_content_hash(found),
             padding=padding,
-            padding_share=compute_share(padding, planned + padding) if is_padded else NOT_APPLICABLE,
+            padding_share=compute_share(padding, planned + padding) if is_padded else None,
             tokens_shared=shared if shares else UNCOUNTED,
             **sum_counts(group.facts["pairs"] for group in groups),
         ),

@@ -25,12 +25,13 @@ from rowmill.core.storage import digest_json
 from rowmill.executors import open_in_workers
 from rowmill.kinds.joint_rows import find_joint_kind
 from rowmill.parts.accounts import describe_rejects
-from rowmill.parts.context import StageOutput, collect_samples, compute_share, format_rejected
+from rowmill.parts.context import StageOutput, collect_samples, format_rejected
 from rowmill.recipe.recipe import Dataset, Recipe
+from rowmill.schema.counts import compute_share
 from rowmill.schema.examples import make_example_schema
 from rowmill.schema.facts import TokenizedExamplesFacts
 from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, Manifest, Part
+from rowmill.schema.manifest import DisplayTable, Manifest, Part
 from rowmill.schema.rows import EXAMPLE_COLUMNS, describe_columns
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.tokenized_examples import text_parts
@@ -205,16 +206,16 @@ def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: s
     unknown, compared, same, pairs, longer = (sum(int(p.facts.get(name, 0)) for p in parts) for name in names)
     of_kind: dict[str, Any] = {}
     if context.dataset.row_kind == "tokens":
-        same_share = compute_share(same, compared) if compared else NOT_APPLICABLE
+        same_share = compute_share(same, compared) if compared else None
         of_kind = {"unknown_ids": unknown, "same_tokenization": same_share}
     if context.dataset.row_kind == "preference":
-        of_kind = {"length_bias": abs(compute_share(longer, pairs) - 0.5) if pairs else NOT_APPLICABLE}
+        of_kind = {"length_bias": abs(compute_share(longer, pairs) - 0.5) if pairs else None}
     facts = TokenizedExamplesFacts(
         nonempty=examples,
         accounted=count_unaccounted(row_count, ledger) + abs(sum(classes.values()) - counted["original_tokens"]),
         rejects=compute_share(sum(refused.values()), row_count),
-        mask_verified=compute_share(counted["verified"], examples) if examples else NOT_APPLICABLE,
-        zero_loss_rows=NOT_APPLICABLE
+        mask_verified=compute_share(counted["verified"], examples) if examples else None,
+        zero_loss_rows=None
         if context.recipe.objective == "prompts"
         else compute_share(sum(_select_reasons(reasons, NO_TARGET_REASONS).values()), row_count),
         token_ids=counted["outside_vocabulary"],
@@ -227,10 +228,10 @@ def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: s
         trained_share=compute_share(classes.get("trained", 0), tokens),
         dropped_kinds=sum_counts(p.facts["dropped"] for p in parts),
         # A row's text may be encoded several times, until it fits.
-        text_roundtrip=compute_share(min(counted["altered"], row_count), row_count) if examples else NOT_APPLICABLE,
+        text_roundtrip=compute_share(min(counted["altered"], row_count), row_count) if examples else None,
         control_strings=compute_share(sum(int(p.facts["controlled_rows"]) for p in parts), row_count)
         if dataset.format.has_control_strings()
-        else NOT_APPLICABLE,
+        else None,
         short_documents=_compute_short_share(context.input(CANONICAL_ROWS).parts, parts),
         **_summarize_template(context, parts, spec, reasons, row_count),
         **of_kind,
@@ -311,12 +312,12 @@ TEMPLATE_FACTS = ("render_equal", "content_dropped", "reasoning_dropped", "contr
 """Facts about how a chat template prints rows; not applicable to data without one."""
 
 
-def _compute_short_share(rows: Sequence[Part], parts: Sequence[Part]) -> float | str:
+def _compute_short_share(rows: Sequence[Part], parts: Sequence[Part]) -> float | None:
     """Return the share of short documents of text files, which may be lines of longer documents."""
     of_files = [done for part, done in zip(rows, parts, strict=True) if part.facts["is_text_file"]]
     documents = sum(int(part.facts["documents"]) for part in of_files)
     short = sum(int(part.facts["short_documents"]) for part in of_files)
-    return compute_share(short, documents) if documents else NOT_APPLICABLE
+    return compute_share(short, documents) if documents else None
 
 
 def _summarize_template(
@@ -329,7 +330,7 @@ def _summarize_template(
         "mismatched_prompts": list(found.get("prompts", ())),
     }
     if spec is None:
-        return dict.fromkeys(TEMPLATE_FACTS, NOT_APPLICABLE) | named
+        return dict.fromkeys(TEMPLATE_FACTS, None) | named
     compared, differ, losing = (
         sum(int(p.facts[name]) for p in parts)
         for name in ("prompts_compared", "prompts_that_differ", "rows_losing_reasoning")
@@ -338,13 +339,13 @@ def _summarize_template(
     return {
         "render_equal": reasons.get("render_mismatch", 0) + reasons.get("mask_judged_wrong", 0)
         if is_compared
-        else NOT_APPLICABLE,
+        else None,
         "content_dropped": compute_share(reasons.get("content_dropped", 0) + losing, rows),
         "reasoning_dropped": compute_share(losing, rows),
         "contract": len(found.get("warnings", ())),
         "prompt_match": len(found.get("prompts", ())),
         "date_pinned": int(found.get("dated", False)),
-        "prompt_parity": compute_share(differ, compared) if compared else NOT_APPLICABLE,
+        "prompt_parity": compute_share(differ, compared) if compared else None,
         **named,
     }
 

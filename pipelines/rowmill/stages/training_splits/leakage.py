@@ -26,10 +26,11 @@ from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
 from rowmill.kinds.joint_rows import JointKind, require_joint_kind
 from rowmill.kinds.shared.splits import SPLITS, Boundaries, Splitter
-from rowmill.parts.context import compute_share, scan_rows
+from rowmill.parts.context import scan_rows
 from rowmill.recipe.recipe import Recipe
+from rowmill.schema.counts import compute_share
 from rowmill.schema.facts import CanonicalRowsFacts, read_facts
-from rowmill.schema.manifest import NOT_APPLICABLE, Manifest
+from rowmill.schema.manifest import Manifest
 from rowmill.schema.rows import TREE_COLUMNS, Rejected
 from rowmill.shards import native
 from rowmill.shards.native import read_unpadded
@@ -108,7 +109,7 @@ def find_leaks(context: StageContext, packed: Mapping[str, Manifest]) -> LeakRep
     if any(dataset.format.has_groups(dataset) for dataset in context.recipe.datasets.values()):
         _count_split_overlaps(leaks, "same_group", rows, held_out, ["dataset", "group_key"])
     else:
-        leaks.facts["same_group"] = NOT_APPLICABLE
+        leaks.facts["same_group"] = None
     joint = list_joint_datasets(context.recipe)
     if len(joint) < len(context.recipe.datasets):
         # Rows that share examples have no prompts.
@@ -123,11 +124,11 @@ def find_leaks(context: StageContext, packed: Mapping[str, Manifest]) -> LeakRep
             _list_leaked_rows(prompted, asked, ["prompt_hash"]),
         )
     else:
-        leaks.facts["same_prompt"] = NOT_APPLICABLE
+        leaks.facts["same_prompt"] = None
     if any(dataset.splits.time_key is not None for dataset in context.recipe.datasets.values()):
         _count_time_leaks(leaks, context, sources)
     else:
-        leaks.facts["time_order"] = NOT_APPLICABLE
+        leaks.facts["time_order"] = None
     _measure_near_duplicates(leaks, context, packed, sources)
     counts = rows.group_by("dataset", "split").len().collect(engine="streaming")
     worst = 0.0
@@ -266,7 +267,7 @@ def _measure_near_duplicates(
     names += [row_id for one in near for row_id in one.row_ids]
     examples = len(numbers) + sum(one.compared for one in near)
     if not examples and len(joint) == len(packed):
-        leaks.facts["near_duplicate"] = NOT_APPLICABLE
+        leaks.facts["near_duplicate"] = None
     else:
         leaks.note("near_duplicate", compute_share(len(names), examples), names)
 

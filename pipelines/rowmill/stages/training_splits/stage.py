@@ -42,12 +42,13 @@ from rowmill.core.storage import Store, digest_json
 from rowmill.packing import rank_assignment
 from rowmill.packing.mixture import SampleSchedule, compute_wanted_shares, measure_share_error, schedule_sequences
 from rowmill.packing.rank_assignment import FILLER, StepPlan
-from rowmill.parts.context import StageOutput, compute_share, open_host_scratch
+from rowmill.parts.context import StageOutput, open_host_scratch
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.recipe.recipe import Recipe
+from rowmill.schema.counts import compute_share
 from rowmill.schema.facts import TrainingSplitsFacts
 from rowmill.schema.ledger import KEPT
-from rowmill.schema.manifest import NOT_APPLICABLE, DisplayTable, File, Histogram, Manifest, Part
+from rowmill.schema.manifest import DisplayTable, File, Histogram, Manifest, Part
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.inputs import count_train_sequences, get_packed_shards, list_train_shards
@@ -408,14 +409,14 @@ def make_training_splits(context: StageContext) -> StageOutput:
                 filler_share=compute_share(fillers, places),
                 # The mean excess of the largest rank over the mean; then the number of (step, rank) without targets.
                 rank_balance=round(float(above.mean() or 0.0), 9),  # pyrefly: ignore[bad-argument-type]
-                empty_step=loads[0] if has_targets or not len(above) else NOT_APPLICABLE,
+                empty_step=loads[0] if has_targets or not len(above) else None,
                 sequences=total,
                 places=places,
                 fillers=fillers,
                 steps=len(source.steps.step_offsets) - 1,
                 tokens=tokens,
                 trained_tokens=int(written.trained_tokens.sum()),
-                flops=flops if context.recipe.partitions.balance == "flops" else NOT_APPLICABLE,
+                flops=flops if context.recipe.partitions.balance == "flops" else None,
             ),
             ledger=[(state, "", count) for state, count in by_state.items() if count or state == KEPT],
             tables={

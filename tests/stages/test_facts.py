@@ -1,5 +1,6 @@
 """Facts of stages are typed: checks read declared facts, and an output has exactly those."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from rowmill.checks.catalog import CHECKS
 from rowmill.checks.cross_stage import CROSS_STAGE_FACTS
 from rowmill.schema.checks import Check
+from rowmill.schema.counts import Counts
 from rowmill.schema.facts import UNCOUNTED, Uncounted, name_facts, read_facts
 from rowmill.stages import catalog
 from rowmill.stages.base import StageDeclaration
@@ -18,7 +20,12 @@ from tests.support.tables import as_csv, grouped, purchases, records
 
 
 def names_of(stage: StageDeclaration) -> set[str]:
-    return {one.name for one in fields(stage.facts)}
+    """Return what every output of a stage has by name: its counts, what follows from them, and its checks."""
+    if stage.counts is None:
+        assert stage.facts is not None
+        return {one.name for one in fields(stage.facts)}
+    checks = {check.name for check in CHECKS if stage.name in check.stages}
+    return {*stage.counts().to_json(with_samples=False), *stage.counts().derive(), *checks}
 
 
 @pytest.mark.parametrize("stage", catalog.STAGES, ids=lambda stage: stage.name)
@@ -34,6 +41,21 @@ def test_check_is_named_after_a_fact_of_each_of_its_stages(check: Check) -> None
     for stage in stages:
         if check.name not in CROSS_STAGE_FACTS:
             assert check.name in names_of(stage), stage.name
+
+
+def test_no_two_classes_of_counts_and_no_check_share_a_name() -> None:
+    names = Counter(name for kind in Counts.CLASSES.values() if is_ours(kind) for name in list_names(kind))
+    checks = {check.name for check in CHECKS}
+
+    assert [name for name, times in names.items() if times > 1 or name in checks] == []
+
+
+def is_ours(kind: type[Counts]) -> bool:
+    return kind.__module__.startswith("rowmill.")
+
+
+def list_names(kind: type[Counts]) -> list[str]:
+    return [*kind().to_json(), *kind().derive()]
 
 
 @pytest.mark.slow
@@ -54,10 +76,14 @@ def test_output_has_exactly_the_declared_facts(tmp_path: Path) -> None:
     assert {stage.name for stage in catalog.STAGES if not stage.on_demand} == {made.stage for made in found}
     for made in found:
         stage = catalog.find_stage(made.stage)
+        assert stage.stats_inputs.rows(made) is not None, "its number of rows is counted"
+        if stage.facts is None:
+            assert stage.counts is not None
+            assert stage.counts.__name__ in made.counts
+            continue
         required = {one.name for one in fields(stage.facts) if one.default is MISSING}
         assert required <= set(made.facts) <= names_of(stage), made.key
         assert name_facts(read_facts(stage.facts, made.facts)) == made.facts, made.key
-        assert stage.stats_inputs.rows(made) is not None, "its number of rows is a fact"
 
     rows, examples = (built.facts("table", stage) for stage in ("canonical_rows", "tokenized_examples"))
 

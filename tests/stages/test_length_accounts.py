@@ -155,11 +155,11 @@ def test_tool_lengths_are_what_the_tools_add_to_the_text_or_those_of_the_schemas
         len(encoder.encode([f"<|im_start|>tools\n{json.dumps(tools)}<|im_end|>\n"]).ids)
         for tools in ([TOOL], [TOOL] * 2)
     )
-    assert measured == {"rows_with_tools": 3, "tool_tokens": 2 * one + two, "most_tool_tokens": two}
-    assert ignored == {"rows_with_tools": 3, "tool_tokens": 0, "most_tool_tokens": 0}
+    assert measured == (3, 2 * one + two, two)
+    assert ignored == (3, 0, 0)
 
     picky = "{% if messages[0]['content'] == 'x' %}{{ raise_exception('no') }}{% endif %}" + WITH_TOOLS
 
     measured = prompt_parity.measure_tools(pa.chunked_array([pa.array([text])]), Renderer(RendererSpec(picky)), encoder)
 
-    assert measured["tool_tokens"] == len(encoder.encode([text]).ids)
+    assert measured.tokens == len(encoder.encode([text]).ids)

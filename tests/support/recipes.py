@@ -235,6 +235,7 @@ class Workspace:
                 made = text_parts.tokenize_part.make(
                     text_parts.TokenizeInputs(
                         options="mini",
+                        is_text_file=False,
                         tokenizer=path,
                         dataset=context.dataset,
                         renderer=tokenized_examples.resolve_renderer_spec(context, loaded),

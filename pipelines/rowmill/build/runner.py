@@ -379,8 +379,11 @@ def make_manifest(
         parts=tuple(draft.parts),
         counts=draft.counts.to_json(with_samples=False),
         values=draft.counts.derive()
-        | compute_values(step.name, draft.counts)
-        | ({} if draft.facts is None else name_facts(draft.facts)),
+        | (
+            compute_values((threshold.check for threshold in step.thresholds), draft.counts)
+            if draft.facts is None
+            else name_facts(draft.facts)
+        ),
         ledger=tuple(draft.ledger),
         token_ledger=tuple(draft.token_ledger),
         tables=draft.tables,

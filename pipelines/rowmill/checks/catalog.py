@@ -3,6 +3,8 @@
 This module is below recipes and stages in the layers: a recipe has an option for every check.
 """
 
+from collections.abc import Iterable
+
 from rowmill.core.stage_names import (
     CANONICAL_ROWS,
     EXPORTS,
@@ -16,22 +18,33 @@ from rowmill.core.stage_names import (
     TRAINING_SPLITS,
     TRUNCATION_STATS,
 )
+from rowmill.kinds.catalog import KINDS
 from rowmill.schema.checks import Check
-from rowmill.schema.counts import CountSet
+from rowmill.schema.counts import CountSet, compute_share, find_share
+from rowmill.schema.example_counts import (
+    ControlStringCounts,
+    ExampleCounts,
+    PromptCounts,
+    TemplateCounts,
+    TextFileCounts,
+)
+from rowmill.schema.ledger import count_unaccounted
 
 RESULT_VERSION = 9
 """Increase it when the meaning of a check or the form of a result changes: saved results are then judged again."""
 
 
-CHECKS: tuple[Check, ...] = (
+_OF_ALL_DATA: tuple[Check, ...] = (
     Check("nonempty", (RAW_DATASET, CANONICAL_ROWS, TOKENIZED_EXAMPLES), "at_least", 1, "error",
         "records, rows or examples that came out",
         "check the source's paths and files, or read the rejects with "
         "`rowmill sql \"from rejects where dataset = '{dataset}' limit 20\" {recipe}`",
-        before_build="check the source's paths and files"),
+        before_build="check the source's paths and files",
+        of=(ExampleCounts,), value=lambda c: c.examples),
     Check("accounted", (CANONICAL_ROWS, TOKENIZED_EXAMPLES), "at_most", 0, "error",
         "records or tokens that are missing from the ledger",
-        "this is a bug of rowmill: report it with the manifest", waivable=False),
+        "this is a bug of rowmill: report it with the manifest", waivable=False,
+        of=(ExampleCounts,), value=lambda c: count_unaccounted(c.rows, c.list_ledger()) + c.unaccounted_tokens),
     Check("empty_files", (RAW_DATASET,), "at_most", 0, "warn",
         "source files without a single record", "remove them from the source, or fetch them again"),
     Check("doubtful_header", (RAW_DATASET,), "at_most", 0, "warn",
@@ -106,7 +119,8 @@ CHECKS: tuple[Check, ...] = (
         "`rowmill sql \"select reason, detail, count(*) as records from rejects where dataset = '{dataset}' "
         'group by all order by records desc limit 20" {recipe}` lists what was rejected', names_samples=True,
         is_share=True, before_build="correct the data or the format options; "
-        "`rowmill inspect {recipe} --dataset {dataset} -n 20` shows the records"),
+        "`rowmill inspect {recipe} --dataset {dataset} -n 20` shows the records",
+        of=(ExampleCounts,), value=lambda c: compute_share(sum(c.count_refused().values()), c.rows)),
     Check("unpinned_boundaries", (CANONICAL_ROWS,), "at_most", 0, "warn",
         "time boundaries that were computed from shares, so that new rows move them",
         "copy them from the table on this page to splits.boundaries",
@@ -145,31 +159,33 @@ CHECKS: tuple[Check, ...] = (
         "share of the rarer of good and bad answers",
         "add answers of the rarer label, or weigh the two in the trainer (desirable_weight, undesirable_weight)",
         applies_to="preferences with objective: unpaired", only_for="preference", is_share=True),
-    Check("length_bias", (TOKENIZED_EXAMPLES,), "at_most", 0.2, "warn",
-        "distance of the share of pairs whose chosen side is longer from a half",
-        "a model may learn to prefer length: add pairs whose chosen side is shorter, or use a length-normalized loss",
-        applies_to="preferences with objective: paired", only_for="preference", is_share=True),
     Check("mask_verified", (TOKENIZED_EXAMPLES,), "at_least", 1, "error",
         "share of examples whose loss mask was verified",
         "this is a bug of rowmill: report it with the manifest", waivable=False, applies_to="datasets with examples",
-        is_share=True),
+        is_share=True,
+        of=(ExampleCounts,), value=lambda c: find_share(c.verified_examples, c.examples)),
     Check("render_equal", (TOKENIZED_EXAMPLES,), "at_most", 0, "error",
         "judged rows whose text is not what transformers renders, or whose mask is wrong",
         "set template.verify_render: 1 and read the rejects named render_mismatch and mask_judged_wrong; report the "
         "template",
-        applies_to="chat templates, unless template.verify_render is 0"),
+        applies_to="chat templates, unless template.verify_render is 0",
+        of=(TemplateCounts,), value=lambda c: c.rows_judged_wrong if c.is_judged else None),
     Check("short_documents", (TOKENIZED_EXAMPLES,), "at_most", 0.5, "warn",
         "share of the documents of text files that are shorter than 20 tokens",
         "set source.sample_by to paragraph or document, unless each line of the files is a document",
-        applies_to="documents of text files (.txt)", is_share=True),
+        applies_to="documents of text files (.txt)", is_share=True,
+        of=(TextFileCounts,), value=lambda c: find_share(c.documents_under_20_tokens, c.documents)),
     Check("content_dropped", (TOKENIZED_EXAMPLES,), "at_most", 0.02, "error",
         "share of rows that are rejected or lose reasoning because the template does not print all of their content",
         "choose another template, or allow the kind in template.on_dropped", applies_to="chat templates",
-        names_samples=True, is_share=True),
+        names_samples=True, is_share=True,
+        of=(TemplateCounts,),
+        value=lambda c: compute_share(c.rows_not_printed + c.rows_losing_reasoning, c.rendered_rows)),
     Check("reasoning_dropped", (TOKENIZED_EXAMPLES,), "at_most", 0.01, "error",
         "share of rows of which an answer trains without its reasoning, because the template prints none",
         "set reasoning.think_mode to inline, which puts it into the answer, or to drop, which accepts the loss, or "
-        "choose a template that prints reasoning", applies_to="chat templates", names_samples=True, is_share=True),
+        "choose a template that prints reasoning", applies_to="chat templates", names_samples=True, is_share=True,
+        of=(TemplateCounts,), value=lambda c: compute_share(c.rows_losing_reasoning, c.rendered_rows)),
     Check("zero_loss_rows", (TOKENIZED_EXAMPLES,), "at_most", 0.05, "error",
         "share of rows without a single trained token",
         "check loss.supervise, loss.mask and the rows' train flags, or raise seq_len if truncation removed the answer",
@@ -177,49 +193,51 @@ CHECKS: tuple[Check, ...] = (
         "text": "remove documents of a single token, which has nothing to predict",
         "record": "this is a bug of rowmill: report it with the manifest",
         "tokens": "check the columns of format.mask_fields, or raise seq_len if truncation removed the targets"},
-        applies_to="all data but prompts", names_samples=True, is_share=True),
+        applies_to="all data but prompts", names_samples=True, is_share=True,
+        of=(ExampleCounts,), value=lambda c: find_share(c.untrained_rows, c.rows_to_train)),
     Check("contract", (TOKENIZED_EXAMPLES,), "at_most", 0, "warn",
         "warnings about the chat template's behaviour",
-        "read them with `rowmill template-report {recipe}`; each names its remedy", applies_to="chat templates"),
+        "read them with `rowmill template-report {recipe}`; each names its remedy", applies_to="chat templates",
+        of=(TemplateCounts,), value=lambda c: len(c.template_warnings)),
     Check("prompt_match", (TOKENIZED_EXAMPLES,), "at_most", 0, "warn",
         "roles after which the inference prompt differs from the training text",
         "read prompts and prompt_match in `rowmill template-report {recipe}`; set template.template_kwargs or "
-        "template.enable_thinking as at inference", applies_to="chat templates"),
+        "template.enable_thinking as at inference", applies_to="chat templates",
+        of=(TemplateCounts,), value=lambda c: len(c.mismatched_prompts)),
     Check("date_pinned", (TOKENIZED_EXAMPLES,), "at_most", 0, "warn",
         "templates that print a date, which is template.template_now for every row",
-        "set template.template_now to the date that the model should assume", applies_to="chat templates"),
+        "set template.template_now to the date that the model should assume", applies_to="chat templates",
+        of=(TemplateCounts,), value=lambda c: int(c.prints_date)),
     Check("control_strings", (TOKENIZED_EXAMPLES,), "at_most", 0.05, "warn",
         "share of rows whose text contains strings of control tokens",
         "read the table control_strings; template.control_tokens: as_text keeps them as text, allow makes control "
         "tokens of them, for data that means its <|endoftext|>, and reject rejects the rows",
         applies_to="texts and records",
         of_kinds={"record": "nothing is lost: such strings are escaped and never become control tokens; raise gates."
-        "control_strings to accept their number"}, is_share=True),
+        "control_strings to accept their number"}, is_share=True,
+        of=(ControlStringCounts,), value=lambda c: compute_share(c.rows_with_control_strings, c.searched_rows)),
     Check("text_roundtrip", (TOKENIZED_EXAMPLES,), "at_most", 0.01, "warn",
         "share of texts whose ids decode to other text, because the tokenizer normalizes",
         "expected for tokenizers that lowercase or recompose text; normalize the source yourself to prevent it",
-        applies_to="datasets with examples", is_share=True),
+        applies_to="datasets with examples", is_share=True,
+        of=(ExampleCounts,),
+        value=lambda c: find_share(min(c.altered_texts, c.rows), c.rows) if c.examples else None),
     Check("token_ids", (TOKENIZED_EXAMPLES,), "at_most", 0, "error",
         "token ids outside the vocabulary",
-        "set vocab_size to the model's embedding rows, or use the model's tokenizer", waivable=False),
+        "set vocab_size to the model's embedding rows, or use the model's tokenizer", waivable=False,
+        of=(ExampleCounts,), value=lambda c: c.ids_outside_vocabulary),
     Check("fields_absent", (CANONICAL_ROWS,), "at_most", 0, "warn",
         "share of token rows without a value of a declared field, which has 0.0 for each of their tokens",
         "name the columns that the source has in format.token_fields and format.row_fields, or add the values",
         applies_to="token rows with fields", only_for="tokens",
         requested_by=("format.token_fields", "format.row_fields"), is_share=True),
-    Check("unknown_ids", (TOKENIZED_EXAMPLES,), "at_most", 0, "error",
-        "token ids that the tokenizer has no token for",
-        "name the tokenizer that made the ids", applies_to="token rows", only_for="tokens"),
-    Check("same_tokenization", (TOKENIZED_EXAMPLES,), "at_least", 0.5, "warn",
-        "share of a sample of token rows whose text has the same ids when it is encoded again",
-        "name the tokenizer that made the ids; sampled ids differ in a few places, those of another tokenizer in most",
-        applies_to="token rows", only_for="tokens", is_share=True),
     Check("prompt_parity", (TOKENIZED_EXAMPLES,), "at_most", 0, "warn",
         "share of generation prompts whose text is tokenized differently than in training",
         "set loss.boundary: split, so that a prompt is tokenized apart from its answer",
         of_kinds={"record": "send the generation prompt as ids, not as text (format.generation.backend: {prompt_as: "
         "ids})"},
-        applies_to="records, and chats of which a sample has a generation prompt to compare"),
+        applies_to="records, and chats of which a sample has a generation prompt to compare",
+        of=(PromptCounts,), value=lambda c: find_share(c.prompts_that_differ, c.prompts_compared)),
     Check("context_overflow", (TRUNCATION_STATS,), "at_most", 0.1, "error",
         "share of examples that were longer than the context and lost tokens, or were dropped for it; for records, of "
         "those that fit into no example",
@@ -350,24 +368,29 @@ CHECKS: tuple[Check, ...] = (
         "ranks that were built from another order", "materialize all ranks"),
 )  # fmt: skip
 
+CHECKS: tuple[Check, ...] = (
+    *_OF_ALL_DATA,
+    *dict.fromkeys(check for kind in KINDS.values() for check in kind.CHECKS),
+)
+"""Every check: of all data, then of each kind of data."""
+
 CHECKS_BY_NAME = {check.name: check for check in CHECKS}
 
 
-def compute_values(stage: str, counts: CountSet) -> dict[str, float | None]:
-    """Return the numbers of a stage's checks by name: None where a check has nothing to ask, absent what is uncounted.
+def compute_values(checks: Iterable[str], counts: CountSet) -> dict[str, float | None]:
+    """Return the numbers of some checks by name, None where a check has nothing to ask of what was counted.
 
-    Raises ValueError for a share above 1: what was counted and what it is divided by are not the same rows.
+    A check of several stages is left out. Raises ValueError for a share above 1: what was counted and what it is
+    divided by are not the same rows.
     """
     values: dict[str, float | None] = {}
-    for check in CHECKS:
-        if stage not in check.stages or check.value is None:
+    for check in (CHECKS_BY_NAME[name] for name in checks if name in CHECKS_BY_NAME):
+        if check.value is None:
             continue
-        for kind in check.of:
-            counted = counts.find(kind)
-            if counted is not None:
-                values[check.name] = value = check.value(counted)
-                if check.is_share and value is not None and value > 1:
-                    raise ValueError(f"{check.name} of {stage} is {value:g}; a share is at most 1")
+        counted = [own for kind in check.of if (own := counts.find(kind)) is not None]
+        values[check.name] = value = check.value(counted[0]) if counted else None
+        if check.is_share and value is not None and value > 1:
+            raise ValueError(f"{check.name} is {value:g}; a share is at most 1")
     return values
 
 

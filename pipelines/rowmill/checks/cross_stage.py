@@ -30,14 +30,12 @@ from rowmill.core.stage_names import (
 )
 from rowmill.core.storage import Store, digest_json
 from rowmill.schema import manifest
+from rowmill.schema.example_counts import ExampleCounts, RowExampleCounts
 from rowmill.schema.facts import (
     CanonicalRowsFacts,
     PackedShardsFacts,
     RawDatasetFacts,
-    TokenizedExamplesFacts,
-    Uncounted,
     read_facts,
-    require_counted,
 )
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, REJECTED
 from rowmill.schema.manifest import Manifest, StageKey
@@ -90,10 +88,10 @@ def _measure_loss(store: Store, packed: Manifest, _: Comparison | None) -> Cross
         PACKED_SHARDS: packing["examples"],
     }
     trained: dict[str, tuple[int, int]] = {}
-    examples = read_facts(TokenizedExamplesFacts, tokenized.facts)
-    if not isinstance(examples.trained_removed, Uncounted):
-        cut, refused = examples.trained_removed, require_counted(examples.dropped_trained)
-        trained["truncation"] = (cut, examples.trained_tokens + cut + refused)
+    of_rows = tokenized.find_counts(RowExampleCounts)
+    if of_rows is not None:
+        cut, refused = of_rows.trained_removed, of_rows.dropped_trained
+        trained["truncation"] = (cut, tokenized.get_counts(ExampleCounts).trained_tokens + cut + refused)
         trained[TOKENIZED_EXAMPLES] = (refused, trained["truncation"][1] - cut)
     trained[PACKED_SHARDS] = packing["trained_tokens"]
     worst, counted = max(

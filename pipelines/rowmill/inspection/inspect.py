@@ -220,6 +220,7 @@ def _inspect_part(context: StageContext, part: SourcePart, numbers: range) -> It
         loaded, path = stored_tokenizers.open_recipe_tokenizer(context)
         tokenized = text_parts.tokenize_part.make(
             text_parts.TokenizeInputs(
+                is_text_file=False,
                 options=uuid.uuid4().hex,
                 tokenizer=path,
                 dataset=context.dataset,

@@ -25,6 +25,7 @@ from rowmill.kinds.shared.samples import Recognition, Sample
 from rowmill.kinds.shared.splits import Splits
 from rowmill.kinds.shared.training_flags import FlagMeaning, name_flags
 from rowmill.packing.options import Packing
+from rowmill.schema.checks import Check
 from rowmill.schema.examples import Objective, RolloutFields
 from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
 
@@ -126,6 +127,8 @@ class DatasetKind(Config):
     """Whether a kind with the group `template` needs a chat template; a user's class may make no conversations."""
     OVERLONG_POLICIES: ClassVar[tuple[OverlongPolicy, ...]] = get_args(OverlongPolicy)
     """What can be done to its rows that are too long, by `truncation.overlong`."""
+    CHECKS: ClassVar[tuple[Check, ...]] = ()
+    """The checks of what only this kind counts."""
     PRECEDENCE: ClassVar[int] = 100
     """Of several kinds that read some records, the one with the lowest number is proposed."""
 

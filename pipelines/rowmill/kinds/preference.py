@@ -27,6 +27,7 @@ from pydantic import Field
 from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, canonical_json, to_json
+from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.kinds.base import DatasetOptions, RecordReader, refuse_overlong_policy
 from rowmill.kinds.reading.conversation_rows import ConversationReader, DetectedMessages, MessageColumns
 from rowmill.kinds.reading.recognition import try_options
@@ -47,6 +48,8 @@ from rowmill.kinds.shared.messages import (
     write_number,
 )
 from rowmill.kinds.shared.samples import Recognition, Sample, choose_best, suggest_context
+from rowmill.schema.checks import Check
+from rowmill.schema.counts import Counts, compute_share
 from rowmill.schema.examples import Objective
 from rowmill.schema.rows import Message, Row, RowKind, make_plain_report
 
@@ -61,12 +64,32 @@ PROMPT_COLUMNS = ("history", "query", "problem", "input", "inputs", "context", "
 """Columns of a prompt beside those that are read by themselves."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairCounts(Counts):
+    """Examples of two sides."""
+
+    pairs: int = 0
+    longer_chosen: int = 0
+    """Those whose chosen side has more tokens."""
+
+
+CHECKS = (
+    Check("length_bias", (TOKENIZED_EXAMPLES,), "at_most", 0.2, "warn",
+        "distance of the share of pairs whose chosen side is longer from a half",
+        "a model may learn to prefer length: add pairs whose chosen side is shorter, or use a length-normalized loss",
+        applies_to="preferences with objective: paired", only_for="preference", is_share=True,
+        of=(PairCounts,),
+        value=lambda c: abs(compute_share(c.longer_chosen, c.pairs) - 0.5) if c.pairs else None),
+)  # fmt: skip
+
+
 class Preference(MessageColumns):
     """Each record is a prompt with a chosen and a rejected answer, or with one that is marked."""
 
     MEANT_BY: ClassVar = ("dpo", "kto", "orpo", "trl")
 
     PRECEDENCE: ClassVar[int] = 20
+    CHECKS: ClassVar[tuple[Check, ...]] = CHECKS
     ROW_KIND: ClassVar[RowKind] = "preference"
     FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {
         "filters": frozenset({"min_chars", "max_chars"}),

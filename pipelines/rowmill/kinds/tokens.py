@@ -32,10 +32,13 @@ from rowmill.core.arrays import Bools, Numbers, make_zeros
 from rowmill.core.arrays import Tokens as TokenIds
 from rowmill.core.config import Config, describe_type
 from rowmill.core.json import Json
+from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.kinds.base import ALL_GROUPS, DatasetKind, DatasetOptions, RecordReader, refuse_overlong_policy
 from rowmill.kinds.reading.recognition import try_options
 from rowmill.kinds.shared.messages import RejectError, find_first_column, get_at_path, is_list, is_mapping
 from rowmill.kinds.shared.samples import Recognition, Sample, choose_best
+from rowmill.schema.checks import Check
+from rowmill.schema.counts import Counts, find_share
 from rowmill.schema.examples import IGNORED_LABEL, TAKEN_NAMES, RolloutFields
 from rowmill.schema.rows import ParseReport, Row, RowKind, make_plain_report
 
@@ -142,10 +145,37 @@ class _MaskedIds:
     turns: Sequence[Mapping[str, Json]] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenIdCounts(Counts):
+    """Ids that were ids already, compared with the tokenizer."""
+
+    token_ids_read: int = 0
+    ids_without_token: int = 0
+    """Those that the tokenizer has no token for."""
+    retokenized_rows: int = 0
+    """Rows whose text was encoded again."""
+    equally_tokenized_rows: int = 0
+    """Those of them that have the same ids."""
+
+
+CHECKS = (
+    Check("unknown_ids", (TOKENIZED_EXAMPLES,), "at_most", 0, "error",
+        "token ids that the tokenizer has no token for",
+        "name the tokenizer that made the ids", applies_to="token rows", only_for="tokens",
+        of=(TokenIdCounts,), value=lambda c: c.ids_without_token),
+    Check("same_tokenization", (TOKENIZED_EXAMPLES,), "at_least", 0.5, "warn",
+        "share of a sample of token rows whose text has the same ids when it is encoded again",
+        "name the tokenizer that made the ids; sampled ids differ in a few places, those of another tokenizer in most",
+        applies_to="token rows", only_for="tokens", is_share=True,
+        of=(TokenIdCounts,), value=lambda c: find_share(c.equally_tokenized_rows, c.retokenized_rows)),
+)  # fmt: skip
+
+
 class Tokens(DatasetKind):
     """Each record is a list of token ids with its mask; nothing is encoded again."""
 
     PRECEDENCE: ClassVar[int] = 10
+    CHECKS: ClassVar[tuple[Check, ...]] = CHECKS
     ROW_KIND: ClassVar[RowKind] = "tokens"
     GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"reasoning", "tools", "template", "loss"}
     FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {"filters": frozenset({"min_chars", "max_chars"})}

@@ -30,6 +30,7 @@ from rowmill.core.storage import File, Store, digest_bytes
 from rowmill.parts.context import WorkContext
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.schema import manifest
+from rowmill.schema.example_counts import ExampleCounts
 from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA, NOT_TAKEN, REJECTED
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import (
@@ -71,6 +72,10 @@ class RejectLog:
     def counts(self) -> dict[str, int]:
         """Return how many rejects there are by reason."""
         return dict(sorted(Counter(self.reasons).items()))
+
+    def find_samples(self) -> dict[str, tuple[str, ...]]:
+        """Return up to three ids of each reason."""
+        return {reason: tuple(ids) for reason, ids in self.add_samples({}).items()}
 
     def add_samples(self, known: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
         """Return up to three ids of each reason, those that are known already first."""
@@ -291,10 +296,15 @@ def clean_value(text: str) -> str:
     return line if len(line) <= MAX_VALUE_CHARS else f"{line[: MAX_VALUE_CHARS - 1]}…"
 
 
+def find_reject_samples(part: Part) -> Mapping[str, Sequence[str]]:
+    """Return a few ids of a part's rejects by reason."""
+    return part.get_counts(ExampleCounts).samples_of_rejects or part.facts.get("examples_of_rejects", {})
+
+
 def _find_first_reject(store: Store, parts: Sequence[Part], reason: str) -> tuple[str, str] | None:
     """Return the id and detail of the first reject of a reason."""
     for part in parts:
-        ids = part.facts.get("examples_of_rejects", {}).get(reason)
+        ids = find_reject_samples(part).get(reason)
         if ids:
             table = store.table(part.files["rejects"], ["row_id", "reason", "detail"])
             of_row = pc.and_(pc.equal(table.column("row_id"), ids[0]), pc.equal(table.column("reason"), reason))

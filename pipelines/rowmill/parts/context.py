@@ -29,6 +29,7 @@ from rowmill.parts.functions import (
     part_folder,
 )
 from rowmill.schema.counts import CountSet
+from rowmill.schema.example_counts import ExampleCounts
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest, Part, StageKey, get_stage_folder, get_stage_name
 from rowmill.shards import host_scratch
 from rowmill.shards.host_scratch import HostScratch
@@ -152,7 +153,7 @@ class WorkContext:
         report(0)
         for done, part in enumerate(made, 1):
             rows_done += rows[done - 1]
-            tokens += int(part.facts.get("tokens", 0))
+            tokens += part.get_counts(ExampleCounts).tokens or int(part.facts.get("tokens", 0))
             report(done)
             yield part
 

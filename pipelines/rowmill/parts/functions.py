@@ -40,7 +40,7 @@ from rowmill.core.arrow_files import encode_parquet, encode_table
 from rowmill.core.json import Json
 from rowmill.core.remote_index import CONCURRENT_REQUESTS
 from rowmill.core.storage import File, Store, digest_bytes, digest_json
-from rowmill.schema.counts import Counts, CountSet
+from rowmill.schema.counts import Counts, CountSet, Details
 from rowmill.schema.manifest import KEPT_PARTS_FOLDER, Part, parse_part
 
 
@@ -173,6 +173,7 @@ class PartResult:
     files: dict[str, File]
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
     counts: Sequence[Counts] = ()
+    details: Sequence[Details] = ()
 
 
 def write_table(store: Store, path: str, table: pa.Table) -> File:
@@ -226,7 +227,13 @@ class PartFunction(Generic[InputsT]):
         else:
             contents = (self.function(inputs, place, *shared) for inputs, place in tasks)
         return [
-            Part(place.fingerprint, content.files, content.facts, CountSet.of(*content.counts).to_json())
+            Part(
+                place.fingerprint,
+                content.files,
+                content.facts,
+                CountSet.of(*content.counts).to_json(),
+                {type(one).__name__: one.to_json() for one in content.details},
+            )
             for (_, place), content in zip(tasks, contents, strict=True)
         ]
 

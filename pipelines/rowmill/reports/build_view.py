@@ -30,11 +30,12 @@ from rowmill.inspection import trace
 from rowmill.reports import flows
 from rowmill.reports.flows import Flow
 from rowmill.schema import manifest
+from rowmill.schema.counts import CountsT
+from rowmill.schema.example_counts import ExampleCounts
 from rowmill.schema.facts import (
     CanonicalRowsFacts,
     FactsT,
     PackedShardsFacts,
-    TokenizedExamplesFacts,
     TrainingSplitsFacts,
     TruncationStatsFacts,
     read_facts,
@@ -67,6 +68,11 @@ class BuildView:
     def find_output(self, dataset: str | None, stage: str) -> Manifest | None:
         """Return the current output of a stage of a dataset or of the recipe, if there is one."""
         return self.made.get((self.project.recipe.name, *(() if dataset is None else (dataset,)), stage))
+
+    def find_counts(self, dataset: str | None, stage: str, kind: type[CountsT]) -> CountsT | None:
+        """Return the counts of a class of a stage's current output; None if there is no output, or it has none."""
+        output = self.find_output(dataset, stage)
+        return None if output is None else output.find_counts(kind)
 
     def find_facts(self, dataset: str | None, stage: str, kind: type[FactsT]) -> FactsT | None:
         """Return the facts of a stage's current output, if there is one."""
@@ -150,7 +156,10 @@ class BuildView:
         def find(stage: str, kind: type[FactsT]) -> list[FactsT]:
             return [facts for name in names if (facts := self.find_facts(name, stage, kind)) is not None]
 
-        rows, examples = find(CANONICAL_ROWS, CanonicalRowsFacts), find(TOKENIZED_EXAMPLES, TokenizedExamplesFacts)
+        def find_all(stage: str, kind: type[CountsT]) -> list[CountsT]:
+            return [counts for name in names if (counts := self.find_counts(name, stage, kind)) is not None]
+
+        rows, examples = find(CANONICAL_ROWS, CanonicalRowsFacts), find_all(TOKENIZED_EXAMPLES, ExampleCounts)
         packed = find(PACKED_SHARDS, PackedShardsFacts)
         tokens, sequences = sum(counted.tokens for counted in examples), sum(counted.sequences for counted in packed)
         trained = sum(counted.trained_tokens for counted in examples)

@@ -16,7 +16,6 @@ from rowmill.core.arrays import NO_NUMBER, format_count, format_percent, format_
 from rowmill.core.console import BAD, DIM, GOOD, HEAD, LOOK, escape_control_characters, join_side_by_side, make_grid
 from rowmill.core.stage_names import TRUNCATION_STATS
 from rowmill.reports.links import ROW_ID, PageLinks
-from rowmill.schema.facts import read_facts
 from rowmill.stages import catalog
 
 if TYPE_CHECKING:
@@ -157,7 +156,7 @@ def summarize_output(manifest: "Manifest") -> str:
     output = catalog.count_output_rows(manifest)
     rows = format_count(output.count, output.noun) if output else ""
     stage = catalog.find_stage(manifest.stage)
-    return join_facts(stage.summarize(read_facts(stage.facts, manifest.facts), rows))
+    return join_facts(stage.summarize(stage.read_counts(manifest), rows))
 
 
 # ── check results ──────────────────────────────────────────────────────────────────────────────────

@@ -20,7 +20,8 @@ from rowmill.core.console import escape_control_characters
 from rowmill.core.html import choose_role, link_text
 from rowmill.core.stage_names import PACKED_SHARDS, TOKENIZED_EXAMPLES, TRAINING_SPLITS
 from rowmill.inspection.trace import DATASET_CHAIN
-from rowmill.schema.facts import PackedShardsFacts, RawDatasetFacts, TokenizedExamplesFacts, read_facts
+from rowmill.schema.example_counts import ExampleCounts
+from rowmill.schema.facts import PackedShardsFacts, RawDatasetFacts, read_facts
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import Manifest
 
@@ -86,7 +87,7 @@ def iterate_row_levels(chain: Mapping[str, Manifest], dataset: str) -> Iterator[
         return
     yield FlowLevel("rows", "rows", _count_kept(rows), _list_ledger_branches(examples))
     yield FlowLevel("rows in examples", "rows", _count_kept(examples))
-    example_count = read_facts(TokenizedExamplesFacts, examples.facts).examples
+    example_count = examples.get_counts(ExampleCounts).examples
     if packed is None:
         yield FlowLevel("examples", "examples", example_count)
         return
@@ -123,7 +124,7 @@ def iterate_token_levels(chain: Mapping[str, Manifest], dataset: str, *, seq_len
         FlowBranch(shown, classes[name], "rejected") for name, shown in _LOST_CLASSES.items() if classes.get(name)
     )
     yield FlowLevel("tokens rendered", "tokens", sum(classes.values()), lost)
-    token_count = read_facts(TokenizedExamplesFacts, examples.facts).tokens
+    token_count = examples.get_counts(ExampleCounts).tokens
     if packed is None:
         yield FlowLevel("tokens in examples", "tokens", token_count)
         return

@@ -16,10 +16,10 @@ from rowmill.core.stage_names import CANONICAL_ROWS, GPU_PARTITIONS, PACKED_SHAR
 from rowmill.reports import plots
 from rowmill.reports.build_view import SUMMARY_COLUMNS, BuildView, describe_changes, load_build_view
 from rowmill.reports.console import format_key, render_check_result, render_manifest_table, render_title
+from rowmill.schema.example_counts import ExampleCounts, RowExampleCounts, TemplateCounts
 from rowmill.schema.facts import (
     CanonicalRowsFacts,
     PackedShardsFacts,
-    TokenizedExamplesFacts,
     TruncationStatsFacts,
     read_facts,
     require_counted,
@@ -225,7 +225,9 @@ def render_statistics(build: BuildView) -> RenderableType:
 
 def _render_dataset(build: BuildView, name: str) -> Iterator[RenderableType]:
     rows = build.find_facts(name, CANONICAL_ROWS, CanonicalRowsFacts)
-    examples = build.find_facts(name, TOKENIZED_EXAMPLES, TokenizedExamplesFacts)
+    examples = build.find_counts(name, TOKENIZED_EXAMPLES, ExampleCounts)
+    template = build.find_counts(name, TOKENIZED_EXAMPLES, TemplateCounts)
+    of_rows = build.find_counts(name, TOKENIZED_EXAMPLES, RowExampleCounts)
     counts = "not built"
     if rows is not None:
         example_text = "not tokenized" if examples is None else format_count(examples.examples, "example")
@@ -238,13 +240,13 @@ def _render_dataset(build: BuildView, name: str) -> Iterator[RenderableType]:
         noted += [(f"{column.replace('_', ' ')} (counted)", count) for column, count in (rows.notes or {}).items()]
         if noted:
             yield from (_render_label("noted in the rows"), make_grid(["", "times"], noted, indent=4))
-    if examples is not None and examples.rows_with_tools:
+    if template is not None and template.rows_with_tools:
         # Every example of a row repeats its tool schemas, and truncation never removes them.
-        count, tokens = examples.rows_with_tools, require_counted(examples.tool_tokens)
-        cost = f"{tokens:,} tokens, {tokens // count:,} per row, at most {examples.most_tool_tokens:,}"
+        count, tokens = template.rows_with_tools, template.tool_tokens
+        cost = f"{tokens:,} tokens, {tokens // count:,} per row, at most {template.most_tool_tokens:,}"
         yield from (_render_label("tool schemas"), Text(f"    {format_count(count, 'row')}, {cost}"))
-    if examples is not None and examples.untrained_boundary_tokens:
-        held = format_count(require_counted(examples.untrained_boundary_tokens), "token")
+    if of_rows is not None and of_rows.untrained_boundary_tokens:
+        held = format_count(of_rows.untrained_boundary_tokens, "token")
         what = "with trained text and text of another message: untrained"
         yield from (_render_label("tokens across messages"), Text(f"    {held} {what}"))
     lengths = build.find_output(name, TRUNCATION_STATS)

@@ -15,6 +15,8 @@ Numbers add, mappings add by key; a field that does neither declares its rule. T
 own, in its folder. A class that no part counted is absent, and a check of it has nothing to ask.
 
 A property of a class is a number that follows from its fields; a manifest stores it among its values.
+
+What describes one part alone, and adds up to nothing, is its `Details`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,14 +26,31 @@ from operator import or_
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 CountsT = TypeVar("CountsT", bound="Counts")
+DetailsT = TypeVar("DetailsT", bound="Details")
 
 _MERGE = "merge"
 _IS_SAMPLE = "is_sample"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """Base of all counts; a subclass is a frozen dataclass whose name is unique, since it is stored under it."""
+class Details:
+    """Base of what describes one part; a subclass is a frozen dataclass whose name is unique: it is stored under it."""
+
+    @classmethod
+    def parse(cls, stored: Mapping[str, Any]) -> Self:
+        """Return what `to_json` described."""
+        return cls(**{name: _freeze(value) for name, value in stored.items()})
+
+    def to_json(self, *, with_samples: bool = True) -> dict[str, Any]:
+        """Return the fields by name; without samples, those that are content of an output."""
+        return {
+            one.name: getattr(self, one.name) for one in fields(self) if with_samples or _IS_SAMPLE not in one.metadata
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts(Details):
+    """Base of all counts; nothing of them describes one part alone, so that they add up."""
 
     CLASSES: ClassVar[dict[str, "type[Counts]"]] = {}
     """Every subclass by its name."""
@@ -49,17 +68,6 @@ class Counts:
                 for one in fields(self)
             }
         )
-
-    @classmethod
-    def parse(cls, stored: Mapping[str, Any]) -> Self:
-        """Return the counts that `to_json` described."""
-        return cls(**{name: _freeze(value) for name, value in stored.items()})
-
-    def to_json(self, *, with_samples: bool = True) -> dict[str, Any]:
-        """Return the fields by name; without samples, those that are content of an output."""
-        return {
-            one.name: getattr(self, one.name) for one in fields(self) if with_samples or _IS_SAMPLE not in one.metadata
-        }
 
     def derive(self) -> dict[str, Any]:
         """Return what follows from the fields: the value of each property."""
@@ -174,8 +182,8 @@ class CountSet:
         return {name: value for one in self.by_class.values() for name, value in one.derive().items()}
 
 
-def find_stored(stored: Mapping[str, Mapping[str, Any]], kind: type[CountsT]) -> CountsT | None:
-    """Return the counts of a class among stored ones; None if nothing counted them."""
+def find_stored(stored: Mapping[str, Mapping[str, Any]], kind: type[DetailsT]) -> DetailsT | None:
+    """Return the counts or details of a class among stored ones; None if there are none of it."""
     own = stored.get(kind.__name__)
     return None if own is None else kind.parse(own)
 

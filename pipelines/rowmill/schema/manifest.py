@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from rowmill.core.errors import BusyError, DamagedFileError, IntegrityError
 from rowmill.core.stage_names import EXPORTS
 from rowmill.core.storage import File, Store, digest_json
-from rowmill.schema.counts import Counts, CountSet, CountsT, StoredCounts, find_stored
+from rowmill.schema.counts import Counts, CountSet, CountsT, DetailsT, StoredCounts, find_stored
 
 StageKey: TypeAlias = tuple[str, ...]
 """`(recipe, dataset, stage)`, `(recipe, stage)` for the stages of a whole recipe, `(recipe, "exports", name)`."""
@@ -30,16 +30,25 @@ KEPT_PARTS_FOLDER = "kept_parts"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a stage's output with its own fingerprint; `counts` add up over parts, `facts` describe it alone."""
+    """A piece of a stage's output with its own fingerprint; `counts` add up over parts, `details` describe it."""
 
     fingerprint: str
     files: dict[str, File]
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
     counts: StoredCounts = field(default_factory=StoredCounts)
+    details: StoredCounts = field(default_factory=StoredCounts)
 
     def find_counts(self, kind: type[CountsT]) -> CountsT | None:
         """Return its counts of a class; None if it has none."""
         return find_stored(self.counts, kind)
+
+    def find_details(self, kind: type[DetailsT]) -> DetailsT | None:
+        """Return its details of a class; None if it has none."""
+        return find_stored(self.details, kind)
+
+    def get_details(self, kind: type[DetailsT]) -> DetailsT:
+        """Return its details of a class; raises KeyError if it has none."""
+        return kind.parse(self.details[kind.__name__])
 
     def get_counts(self, kind: type[CountsT]) -> CountsT:
         """Return its counts of a class; empty ones if it has none."""
@@ -377,4 +386,5 @@ def parse_part(raw: Mapping[str, Any]) -> Part:
         files={name: File(**file) for name, file in raw["files"].items()},
         facts=dict(raw["facts"]),
         counts=dict(raw["counts"]),
+        details=dict(raw["details"]),
     )

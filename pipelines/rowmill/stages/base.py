@@ -26,6 +26,8 @@ from rowmill.core.storage import Store, digest_json
 from rowmill.kinds.context import KindContext
 from rowmill.parts.context import StageOutput
 from rowmill.recipe.recipe import Dataset, Recipe
+from rowmill.schema.counts import Counts
+from rowmill.schema.facts import read_facts
 from rowmill.schema.manifest import Manifest
 from rowmill.stats.tables import StatsInputs
 from rowmill.tokenization.tokenizer_source import TokenizerChoice
@@ -120,8 +122,10 @@ class StageDeclaration:
     Dagster calls fresh."""
     prepare: Callable[[StageContext], PreparedStage]
     """Identify the stage's other inputs, such as tokenizer files, and return the function that runs it."""
-    facts: "type[DataclassInstance]"
+    facts: "type[DataclassInstance] | None" = None
     """The frozen dataclass of its facts; every check of the stage is named after one of its fields."""
+    counts: type[Counts] | None = None
+    """The class of the counts that every output of the stage has."""
     scope: Scope = "dataset"
     inputs: tuple[str, ...] = ()
     """Names of the stages that it reads: of the same dataset, or, for a stage of the recipe, of every dataset. A stage
@@ -159,8 +163,8 @@ class StageDeclaration:
     stats_inputs: StatsInputs = field(default_factory=StatsInputs)
     """The rows of an output with their noun, and the statistics tables that it contributes to."""
     summarize: Callable[[Any, str], Sequence[str]] = lambda _, rows: (rows,)
-    """Summarize an output in a few phrases, from its facts (of the type above) and its number of rows (`1,342 rows`, or
-    empty)."""
+    """Summarize an output in a few phrases, from its counts, of the class above, and its number of rows (`1,342 rows`,
+    or empty)."""
     compared: tuple[ComparedFact, ...] = ()
     """The facts that a comparison of two versions shows."""
     find_content_damage: Callable[[Store, Manifest], Iterator[str]] | None = None
@@ -173,6 +177,13 @@ class StageDeclaration:
     """Names of the independent pieces of its output; None if there is only one."""
     shows_overdue: bool = False
     """Whether `execution.freshness` applies to this stage."""
+
+    def read_counts(self, output: Manifest) -> Any:
+        """Return an output's counts of the stage's class."""
+        if self.counts is not None:
+            return output.get_counts(self.counts)
+        assert self.facts is not None
+        return read_facts(self.facts, output.facts)
 
     @property
     def on_demand(self) -> bool:

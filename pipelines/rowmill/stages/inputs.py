@@ -9,6 +9,7 @@ from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMP
 from rowmill.core.storage import Store, read_tables
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
+from rowmill.schema.example_counts import JoinedExampleDetails
 from rowmill.schema.manifest import Manifest, Part, StageKey
 from rowmill.schema.rows import DOMAIN_FIELD, PADDING_FIELD, SEGMENT_COLUMNS, TREE_FIELDS, RowKind
 from rowmill.sources import SourcePart
@@ -27,7 +28,8 @@ def list_example_sources(context: StageContext) -> list[tuple[Part, Sequence[Sou
     scanned = context.input(RAW_DATASET)
     # A part of examples that join rows names the source parts of these: no other is in their lineage.
     by_id = {part.part_id: part for part in load_source_parts(scanned)}
-    named = [[by_id[name] for name in part.facts["source_parts"]] for part in made if "source_parts" in part.facts]
+    described = [one for part in made if (one := part.find_details(JoinedExampleDetails)) is not None]
+    named = [[by_id[name] for name in one.source_parts] for one in described]
     sources: Sequence[Sequence[SourcePart]] = named if len(named) == len(made) else load_part_groups(scanned)
     return list(zip(made, sources, strict=True))
 

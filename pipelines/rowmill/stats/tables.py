@@ -33,6 +33,7 @@ from rowmill.core.errors import DamagedFileError, SchemaError
 from rowmill.core.stage_names import CANONICAL_ROWS, EXPORTS, RAW_DATASET
 from rowmill.core.storage import Store, damaged_file_error, digest_json
 from rowmill.schema import manifest
+from rowmill.schema.counts import CountsT
 from rowmill.schema.manifest import File, Manifest, Part, StageKey, get_stage_name
 from rowmill.schema.rows import REJECTED_ROW_COLUMNS, RowKind
 
@@ -193,6 +194,16 @@ CountRows = Callable[[Manifest], RowCount | None]
 """Returns the rows of an output; None if its manifest does not count them.
 
 Summing the rows of a part's files gives no answer: a part also holds rejects, an index of segments or a ledger."""
+
+
+def count_rows_of(kind: type[CountsT], count: Callable[[CountsT], int], noun: str) -> CountRows:
+    """Return a function that reads the number of rows from a stage's counts."""
+
+    def read(output: Manifest) -> RowCount | None:
+        counts = output.find_counts(kind)
+        return None if counts is None else RowCount(count(counts), noun)
+
+    return read
 
 
 def count_rows_by_fact(fact: str, noun: str) -> CountRows:

@@ -30,6 +30,7 @@ from rowmill.core.arrays import (
     make_list_array,
     make_zeros,
 )
+from rowmill.schema.counts import CountSet
 from rowmill.schema.examples import SPAN_KINDS, make_example_schema
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Rejected, Span
 from rowmill.tokenization.control_tokens import contains_added_token
@@ -433,8 +434,8 @@ class TokenizationCounts:
     """Tokens of rows that were encoded and then rejected, as too long or without a target."""
     dropped_trained: int = 0
     """How many of `dropped_tokens` would have trained."""
-    of_kind: Counter[str] = field(default_factory=Counter[str])
-    """What only rows of one kind are counted by, by name."""
+    of_kind: CountSet = field(default_factory=CountSet)
+    """What only rows of one kind are counted by."""
 
 
 def encode_and_compare(

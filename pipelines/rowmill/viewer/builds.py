@@ -23,7 +23,7 @@ from rowmill.kinds.joint_rows import JointKind
 from rowmill.recipe.recipe import find_recipes
 from rowmill.reports.build_view import BuildView
 from rowmill.schema import manifest
-from rowmill.schema.facts import TokenizedExamplesFacts, read_facts
+from rowmill.schema.example_counts import ExampleCounts
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stats import views
@@ -68,7 +68,7 @@ class Build(BuildView):
                 return False
             if output is not None:
                 kept = sum(count for state, _, count in output.ledger if state == KEPT)
-                if kept != read_facts(TokenizedExamplesFacts, output.facts).examples:
+                if kept != output.get_counts(ExampleCounts).examples:
                     return False
         return True
 

@@ -30,6 +30,7 @@ from rowmill.core.arrays import compute_offsets, find_distinct, flatten_lists, m
 from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import File, Store, digest_json
+from rowmill.kinds.tables.counts import EncodedRecordDetails, TableExampleCounts
 from rowmill.kinds.tables.options import Prompt, RecordOptions
 from rowmill.kinds.tables.partition_plan import DELIMITERS_PER_UNIT, FLUSHES, PartitionPlan
 from rowmill.kinds.tables.partitions import RowIndex, RowPart, read_row_column
@@ -50,6 +51,7 @@ from rowmill.parts.functions import (
     identify,
     part_function,
 )
+from rowmill.schema.example_counts import TOKEN_COLUMNS, ControlStringCounts, ExampleCounts, JoinedExampleDetails
 from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
 from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
@@ -313,9 +315,9 @@ def _open_codec(root: str, path: str) -> tuple[Encoder, RoundTripDecoder]:
     return encoder, RoundTripDecoder(table, encoder.decode)
 
 
-@part_function(version=1)
+@part_function(version=2)
 def encode_part(inputs: EncodeInputs, place: PartPlace) -> PartResult:
-    """Encode a part's records and store their ids; a rejected one has an empty list, and its reason in the facts."""
+    """Encode a part's records and store their ids; a rejected one has an empty list, and its reason in the details."""
     rows = place.store.table(inputs.rows, ("record", "row_id"))
     encoder, decoder = _open_codec(place.store.root, inputs.tokenizer)
     # The lossless text is the row's own except for special tokens, which are rare and found in one pass.
@@ -351,16 +353,20 @@ def encode_part(inputs: EncodeInputs, place: PartPlace) -> PartResult:
     ids = pa.chunked_array(pieces, _TOKENS_SCHEMA.field("input_ids").type)
     lengths = pc.list_value_length(ids).to_numpy(zero_copy_only=False).astype(np.int32)
     lengths[[number for number, _, _ in rejects]] = -1
-    facts: dict[str, Any] = {
-        "rejects": rejects,
-        "changed": changed,
-        "escaped": int(special.sum()),
-        "altered": len(altered),
-        "altered_rows": rows.column("row_id").take(pa.array(altered[:3], pa.int64())).to_pylist(),
-        "reference_path_texts": counts.reference_path_texts,
-        "fast_path_mismatches": counts.fast_path_mismatches,
-    }
-    return PartResult({"tokens": place.write("tokens", pa.table([ids, lengths], schema=_TOKENS_SCHEMA))}, facts)
+    samples = tuple(rows.column("row_id").take(pa.array(altered[:3], pa.int64())).to_pylist())
+    return PartResult(
+        {"tokens": place.write("tokens", pa.table([ids, lengths], schema=_TOKENS_SCHEMA))},
+        counts=(
+            ExampleCounts(
+                altered_texts=len(altered),
+                reference_path_texts=counts.reference_path_texts,
+                fast_path_mismatches=counts.fast_path_mismatches,
+            ),
+            ControlStringCounts(searched_rows=rows.num_rows, rows_with_control_strings=int(special.sum())),
+            TableExampleCounts(changed_by_wire=changed, samples_of_altered={"": samples} if samples else {}),
+        ),
+        details=(EncodedRecordDetails(rejects=tuple(rejects)),),
+    )
 
 
 def _encode_batches(
@@ -415,32 +421,28 @@ class BuildExamplesInputs(PartInputs):
         return 4 * self.tokens
 
 
-@part_function(version=1)
+@part_function(version=2)
 def build_part(inputs: BuildExamplesInputs, place: PartPlace) -> PartResult:
     """Gather the records of a slice of the plan and write them as examples."""
     table = _build_examples_table(place.store, inputs)
-    tokens = table.column("tokens").to_numpy().astype(np.int64)
-    classes = {
-        "trained": int(table.column("trained_tokens").to_numpy().sum()),
-        "context": int(table.column("context_tokens").to_numpy().sum()),
-        "template": int(table.column("template_tokens").to_numpy().sum()),
-        "truncated": 0,
-    }
+    classes = {name: int(table.column(column).to_numpy().sum()) for name, column in TOKEN_COLUMNS.items()}
     # The source parts of the first rows of examples, which lineage names.
     parts = pc.replace_substring_regex(table.column("example_id"), ":[^:]*$", "")
-    facts: dict[str, Any] = {
-        "split": inputs.split,
-        "examples": table.num_rows,
-        "records": inputs.records,
-        "tokens": int(tokens.sum()),
-        "tokens_by_split": {inputs.split: classes},
-        "outside_vocabulary": encoded_batch.count_outside_vocabulary(table, inputs.vocab_size),
-        "verified": count_verified(table),
-        "untrained": int((table.column("trained_tokens").to_numpy() == 0).sum()),
-        "flushes": dict(Counter(table.column("flush").to_pylist())),
-        "source_parts": sorted(pc.unique(parts).to_pylist()),
-    }
-    return PartResult({"examples": place.write("examples", table)}, facts)
+    return PartResult(
+        {"examples": place.write("examples", table)},
+        counts=(
+            ExampleCounts(
+                examples=table.num_rows,
+                tokens_by_split={inputs.split: dict(sorted({**classes, "truncated": 0}.items()))},
+                verified_examples=count_verified(table),
+                rows_to_train=table.num_rows,
+                untrained_rows=int((table.column("trained_tokens").to_numpy() == 0).sum()),
+                ids_outside_vocabulary=encoded_batch.count_outside_vocabulary(table, inputs.vocab_size),
+            ),
+            TableExampleCounts(flushes=dict(sorted(Counter(table.column("flush").to_pylist()).items()))),
+        ),
+        details=(JoinedExampleDetails(split=inputs.split, source_parts=tuple(sorted(pc.unique(parts).to_pylist()))),),
+    )
 
 
 def count_verified(table: pa.Table) -> int:

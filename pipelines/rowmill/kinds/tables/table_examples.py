@@ -47,6 +47,7 @@ from rowmill.kinds.context import KindContext
 from rowmill.kinds.joint_rows import DatasetAdvice, ExampleEstimate, GroupAdvice
 from rowmill.kinds.shared.splits import SPLITS
 from rowmill.kinds.tables import record_tokens
+from rowmill.kinds.tables.counts import EncodedRecordDetails, PartitionPlanDetails, TableExampleCounts
 from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.partition_plan import (
     DELIMITERS_PER_UNIT,
@@ -89,7 +90,7 @@ from rowmill.kinds.tables.record_tokens import (
 from rowmill.kinds.tables.schema import Mode
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.packing.pack_plan import keep_examples_whole, measure_padded_room, plan_slices
-from rowmill.parts.accounts import RejectLog, count_accounts, describe_rejects, row_as_bytes, write_accounts
+from rowmill.parts.accounts import RejectLog, describe_rejects, row_as_bytes, sort_by_count, write_accounts
 from rowmill.parts.context import StageOutput, open_host_scratch
 from rowmill.parts.functions import (
     MappedParts,
@@ -101,10 +102,11 @@ from rowmill.parts.functions import (
     part_function,
 )
 from rowmill.schema import manifest
-from rowmill.schema.counts import compute_share
-from rowmill.schema.facts import TokenizedExamplesFacts, TruncationStatsFacts, read_facts, require_counted
-from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
-from rowmill.schema.manifest import DisplayTable, Histogram, Manifest, Part
+from rowmill.schema.counts import CountSet, compute_share
+from rowmill.schema.example_counts import ExampleCounts, JoinedExampleDetails, PromptCounts
+from rowmill.schema.facts import TruncationStatsFacts
+from rowmill.schema.ledger import REJECTED, sum_counts
+from rowmill.schema.manifest import DisplayTable, Histogram, Manifest, Part, add_up_counts
 from rowmill.schema.rows import Rejected
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.stats.lengths import (
@@ -120,9 +122,6 @@ from rowmill.tokenization.tokenizer import TOKENIZATION_VERSION, LoadedTokenizer
 
 ROW_STATES = ("kept", "not_sampled", "record_overflow", "group_overflow", "unserialisable", "control_token_in_content")
 """States of rows, indexed by plans and ledger tasks; from `FIRST_REASON` on, reject reasons."""
-
-_COUNTED_FACTS = ("changed", "escaped", "altered", "altered_rows", "reference_path_texts", "fast_path_mismatches")
-"""Facts of a part of rows in addition to the states of its rows."""
 
 _STATE_SCHEMA = make_required_schema(part=pa.int32(), place=pa.int32(), state=pa.int8(), detail=pa.string())
 """A row that is not kept: row `place` of part `part` of its partition. In the order of the source."""
@@ -145,7 +144,7 @@ class LedgerInputs(RowFileInputs):
     partitions: tuple[PartStates, ...]
 
 
-@part_function(version=1)
+@part_function(version=2)
 def account_part(inputs: LedgerInputs, place: PartPlace) -> PartResult:
     """Write a part's ledger and rejects."""
     store = place.store
@@ -159,7 +158,7 @@ def account_part(inputs: LedgerInputs, place: PartPlace) -> PartResult:
         states[places] = of_part.column("state").to_numpy()
         texts = zip(places.tolist(), of_part.column("detail").to_pylist(), strict=True)
         details |= {at: text for at, text in texts if text}
-    for at, reason, detail in inputs.encoded.facts["rejects"]:
+    for at, reason, detail in inputs.encoded.get_details(EncodedRecordDetails).rejects:
         states[at] = ROW_STATES.index(reason)
         details[at] = detail
     row_ids: list[str] = store.table(inputs.rows, ["row_id"]).column(0).to_pylist()
@@ -176,13 +175,14 @@ def account_part(inputs: LedgerInputs, place: PartPlace) -> PartResult:
         "tokens": inputs.encoded.files["tokens"],
         **write_accounts(place, kept, log, left_out, ROW_STATES[1]),
     }
-    facts: dict[str, Any] = {
-        "rows": len(row_ids),
-        "kept": len(shown),
-        **count_accounts(log, left_out, ROW_STATES[1]),
-        **{name: inputs.encoded.facts[name] for name in _COUNTED_FACTS},
-    }
-    return PartResult(files, facts)
+    of_rows = ExampleCounts(
+        rows=len(row_ids),
+        kept=len(shown),
+        reasons=log.counts(),
+        left_out={ROW_STATES[1]: len(left_out)} if left_out else {},
+        samples_of_rejects=log.find_samples(),
+    )
+    return PartResult(files, counts=(of_rows, *CountSet.parse(inputs.encoded.counts).by_class.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class PartitionPlanInputs(PartitionInputs):
     prefill: PrefillOptions
 
 
-@part_function(version=2)
+@part_function(version=3)
 def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartResult:
     """Plan a partition, and write its slices and the states of its rows."""
     store = place.store
@@ -235,16 +235,16 @@ def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartRe
         str(number): identify(states.slice(begin, end - begin).drop_columns("part"))
         for number, (begin, end) in zip(numbers.tolist(), borders, strict=True)
     }
-    facts: dict[str, Any] = {
-        "plan": PLAN_FACTS.dump_python(
+    details = PartitionPlanDetails(
+        plan=PLAN_FACTS.dump_python(
             (tuple(summarize_split(plan.mode, split) for split in plan.splits), OverflowFacts.of(plan.overflows)),
             mode="json",
         ),
-        "slices": slices,
-        "states": digests,
-        "prefills": [one.fingerprint for one in prefills],
-    }
-    return PartResult(files, facts)
+        slices=tuple(slices),
+        states=digests,
+        prefills=tuple(one.fingerprint for one in prefills),
+    )
+    return PartResult(files, details=(details,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +355,8 @@ def _plan_table(
         for partition, (own,) in zip(partitions, requests, strict=True)
     ]
     written = context.map(plan_partition_part, plans).parts
-    counted = [PLAN_FACTS.validate_python(part.facts["plan"]) for part in written]
+    planned = [part.get_details(PartitionPlanDetails) for part in written]
+    counted = [PLAN_FACTS.validate_python(one.plan) for one in planned]
     overflows = OverflowFacts.join([own for _, own in counted])
     require_fitting_units(name, trained, overflows)
     by_split = [[one for splits, _ in counted for one in splits if one.split == split] for split in SPLITS]
@@ -368,27 +369,31 @@ def _plan_table(
         "privacy_unit": ("group" if form.mode == "grouped" else "record") if form.privacy.dp_enabled else None,
         "widest_names": widest_names,
     }  # fmt: skip
-    changed = sum(int(ids.facts["changed"]) for ids in table.encoded.parts)
+    changed = add_up_counts(table.encoded.parts).get(TableExampleCounts).changed_by_wire
     plan = TablePlan(form.mode, limits, described, joined, overflows, changed)
     vocab_size = context.vocab_size or tokenizer.card.vocab_size
     examples: list[BuildExamplesInputs] = []
     states: defaultdict[int, list[PartStates]] = defaultdict(list)
-    for partition, part in zip(partitions, written, strict=True):
+    for partition, part, named in zip(partitions, written, planned, strict=True):
         sources = partition.parts
         is_grouped, files = form.mode == "grouped", part.files
         examples += [
             BuildExamplesInputs(
                 name, split, is_grouped, vocab_size, records, tokens, sources, files[name], frame, scratch
             )
-            for name, split, records, tokens in part.facts["slices"]
+            for name, split, records, tokens in named.slices
         ]
-        for number, digest in part.facts["states"].items():
+        for number, digest in named.states.items():
             states[partition.first + int(number)].append(PartStates(digest, files["states"], int(number)))
     ledgers = [
         LedgerInputs(rows=part.rows, encoded=ids, partitions=tuple(states.get(number, ())))
         for number, (part, ids) in enumerate(zip(table.parts, table.encoded.parts, strict=True))
     ]
-    prefills = [Part(name, {"prefill": part.files[name]}) for part in written for name in part.facts["prefills"]]
+    prefills = [
+        Part(name, {"prefill": part.files[name]})
+        for part, named in zip(written, planned, strict=True)
+        for name in named.prefills
+    ]
     return plan, ledgers, examples, prefills
 
 
@@ -434,88 +439,46 @@ def _build_output(
     prefills: Sequence[Part],
     tokenizer: LoadedTokenizer,
 ) -> StageOutput:
-    """Sum the counts of a table's rows (`accounts`) and examples (`built`)."""
-    examples = built.parts
-    reasons = sum_counts(p.facts["reasons"] for p in accounts)
-    left_out = sum_counts(p.facts["left_out"] for p in accounts)
-    rows, kept = (sum(int(p.facts[name]) for p in accounts) for name in ("rows", "kept"))
-    by_split = {
-        split: sum_counts(p.facts["tokens_by_split"].get(split, {}) for p in examples)
-        for split in sorted({str(p.facts["split"]) for p in examples})
-    }
-    classes = sum_counts(by_split.values())
-    ledger = [
-        (KEPT, "", kept),
-        *((REJECTED, r, n) for r, n in reasons.items()),
-        *((s, "", n) for s, n in left_out.items()),
-    ]
-    made = sum(int(p.facts["examples"]) for p in examples)
-    verified, untrained = (sum(int(p.facts[name]) for p in examples) for name in ("verified", "untrained"))
-    tokens = sum(classes.get(name, 0) for name in ("trained", "context", "template"))
-    planned = sum(split.counts["tokens"] for split in plan.splits)
+    """Return the output of a table's rows (`accounts`) and examples (`built`)."""
+    examples, limits = built.parts, plan.limits
+    counts = add_up_counts(
+        [*accounts, *examples],
+        PromptCounts(prompts_compared=1, prompts_that_differ=0 if table.frame.is_parity else 1),
+        TableExampleCounts(
+            prompt_tokens=limits.prompt,
+            limit=limits.limit,
+            record_room=limits.records,
+            longest_example=plan.longest["longest_example"],
+            longest_group=plan.longest["longest_group"],
+        ),
+    )
+    tokens, planned = counts.get(ExampleCounts).tokens, sum(split.counts["tokens"] for split in plan.splits)
     # Prompts, delimiters, and records as often as they are shown.
     expected = sum(
-        split.counts["examples"] * plan.limits.prompt + DELIMITERS_PER_UNIT * split.counts["units"] + split.shown_tokens
+        split.counts["examples"] * limits.prompt + DELIMITERS_PER_UNIT * split.counts["units"] + split.shown_tokens
         for split in plan.splits
     )
-    altered = sum(int(p.facts["altered"]) for p in accounts)
-    of_length = sum(n for r, n in reasons.items() if r.endswith("_overflow"))
-    longest = plan.longest
-    facts = TokenizedExamplesFacts(
-        nonempty=made,
-        accounted=count_unaccounted(rows, ledger) + abs(tokens - planned) + abs(tokens - expected),
-        rejects=compute_share(sum(reasons.values()) - of_length, rows),
-        mask_verified=compute_share(verified, made) if made else None,
-        zero_loss_rows=compute_share(untrained, made),
-        control_strings=compute_share(sum(int(p.facts["escaped"]) for p in accounts), rows),
-        text_roundtrip=compute_share(altered, rows),
-        prompt_parity=0 if table.frame.is_parity else 1,
-        token_ids=sum(int(p.facts["outside_vocabulary"]) for p in examples),
-        rows=rows,
-        kept=kept,
-        rejected=sum(reasons.values()),
-        examples=made,
-        tokens=tokens,
-        trained_tokens=classes.get("trained", 0),
-        trained_share=compute_share(classes.get("trained", 0), tokens),
-        reference_path_texts=sum(int(p.facts["reference_path_texts"]) for p in accounts),
-        fast_path_mismatches=sum(int(p.facts["fast_path_mismatches"]) for p in accounts),
-        changed_by_wire=plan.changed,
-        prompt_tokens=plan.limits.prompt,
-        limit=plan.limits.limit,
-        record_room=plan.limits.records,
-        longest_example=longest["longest_example"],
-        longest_group=longest["longest_group"],
-        # Records have no chat template.
-        render_equal=None,
-        content_dropped=None,
-        reasoning_dropped=None,
-        contract=None,
-        prompt_match=None,
-        date_pinned=None,
-        short_documents=None,
-    )
+    counts += CountSet.of(ExampleCounts(unaccounted_tokens=abs(tokens - planned) + abs(tokens - expected)))
+    of_rows = counts.get(ExampleCounts)
     options = [(name, value) for name, value in plan.options.items() if value is not None and name != "widest_names"]
     tables = {
         "plan": plan.table(),
         "options": DisplayTable(("option", "value"), tuple((name, str(value)) for name, value in options)),
-        "rejects": DisplayTable(("reason", "rows"), tuple(sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:30])),
+        "rejects": DisplayTable(("reason", "rows"), tuple(sort_by_count(of_rows.reasons)[:30])),
     }
     overflow = [(one.kind, one.name, one.tokens, one.limit, one.widest) for one in plan.overflows.first]
     if overflow:
         tables["overflow"] = DisplayTable(("kind", "name", "tokens", "limit", "widest_column"), tuple(overflow))
     return StageOutput(
         parts=[*accounts, *examples, *prefills],
-        facts=facts,
-        ledger=ledger,
-        token_ledger=[(split, name, count) for split, classes in by_split.items() for name, count in classes.items()],
+        counts=counts,
+        ledger=of_rows.list_ledger(),
+        token_ledger=of_rows.list_token_ledger(),
         tables=tables,
         histograms=_draw_length_histograms(plan),
         samples={
-            "rejects": describe_rejects(
-                context, accounts, {r: n for r, n in reasons.items() if not r.endswith("_overflow")}
-            ),
-            "text_roundtrip": tuple(i for p in accounts for i in p.facts["altered_rows"])[:10],
+            "rejects": describe_rejects(context, accounts, of_rows.count_refused()),
+            "text_roundtrip": counts.get(TableExampleCounts).samples_of_altered.get("", ()),
         },
         schema=tuple((f.name, str(f.type)) for f in RECORD_EXAMPLES),
         card={**tokenizer.card.describe(), "template_digest": None},
@@ -742,7 +705,11 @@ def make_table_lengths(context: KindContext) -> StageOutput:
     """Measure the examples, and plan the records at other lengths."""
     made = context.input(TOKENIZED_EXAMPLES)
     limit = context.limit
-    columns = {part.files["examples"]: str(part.facts["split"]) for part in made.parts if "examples" in part.files}
+    columns = {
+        part.files["examples"]: part.get_details(JoinedExampleDetails).split
+        for part in made.parts
+        if "examples" in part.files
+    }
     tables = read_tables(context.store, columns, ["tokens"])
     own = [table.column(0).to_numpy().astype(np.int64) for table in tables]
     lengths = np.concatenate([np.empty(0, np.int64), *own])
@@ -839,14 +806,13 @@ def _compare_table_seq_lens(context: KindContext, output: Manifest, limit: int) 
 
 
 def _read_prompt_tokens(output: Manifest) -> int:
-    return require_counted(read_facts(TokenizedExamplesFacts, output.facts).prompt_tokens)
+    return output.get_counts(TableExampleCounts).prompt_tokens
 
 
 def _advise_assembly(output: Manifest, records: int, over: int, median: int, limit: int) -> tuple[str, ...]:
     """Return advice for better examples of this table."""
-    flushes = sum_counts(part.facts["flushes"] for part in output.parts if "flushes" in part.facts)
-    facts = read_facts(TokenizedExamplesFacts, output.facts)
-    examples, tokens = facts.examples, facts.tokens
+    flushes, counts = output.get_counts(TableExampleCounts).flushes, output.get_counts(ExampleCounts)
+    examples, tokens = counts.examples, counts.tokens
     cap, prompt = output.details["records"]["options"]["cap"], _read_prompt_tokens(output) * examples
     hints: list[str] = []
     if over:

@@ -30,6 +30,7 @@ from rowmill.packing.pack_plan import StreamStretch, choose_group_tokens, cut_gr
 from rowmill.parts.context import StageOutput
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.counts import compute_share
+from rowmill.schema.example_counts import ExampleCounts
 from rowmill.schema.facts import UNCOUNTED, PackedShardsFacts, require_counted
 from rowmill.schema.indexed_shards import drop_tokens, list_token_columns
 from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
@@ -105,7 +106,7 @@ def plan_groups(context: StageContext, held: HeldOutValidation | None) -> list[P
     rules = get_packing_rules(context)
     parts = _list_example_parts(context, held)
     target = choose_group_tokens(rules.seq_len, rules.packing.group_tokens)
-    borders = cut_groups([part.tokens for part in parts], [part.file.digest for part in parts], target)
+    borders = cut_groups([part.counts.tokens for part in parts], [part.file.digest for part in parts], target)
     streams = _count_streams(context, rules, parts, held) if rules.strategy == "concat" else None
     groups: list[PackGroupInputs] = []
     for first, end in borders:
@@ -125,7 +126,7 @@ def plan_groups(context: StageContext, held: HeldOutValidation | None) -> list[P
                 **_get_common_inputs(context, [part.file for part in taken]),
                 files=tuple(part.file for part in taken),
                 own=end - first,
-                tokens=sum(part.tokens for part in taken),
+                tokens=sum(part.counts.tokens for part in taken),
                 sources=_locate_sources([source for part in taken for source in part.sources]),
                 rules=rules,
                 stores_weights=context.dataset.loss.has_weights,
@@ -165,8 +166,7 @@ class _ExamplePart:
     """A part of examples: its file, tokens, the source parts of its rows, and its examples' splits if held out."""
 
     file: File
-    facts: Mapping[str, Any]
-    tokens: int
+    counts: ExampleCounts
     sources: Sequence[SourcePart]
     splits: "NDArray[np.int8] | None"
 
@@ -176,8 +176,7 @@ def _list_example_parts(context: StageContext, held: HeldOutValidation | None) -
     return [
         _ExamplePart(
             file=part.files["examples"],
-            facts=part.facts,
-            tokens=int(part.facts["tokens"]),
+            counts=part.get_counts(ExampleCounts),
             sources=own,
             splits=None if held is None or firsts is None else held.splits[int(firsts[i]) : int(firsts[i + 1])],
         )
@@ -215,7 +214,7 @@ def _count_streams(
     multiple = rules.packing.room_multiple
     if held is None and multiple == 1:
         kinds = ("trained", "context", "template")
-        by_split: list[Mapping[str, Mapping[str, int]]] = [part.facts["tokens_by_split"] for part in parts]
+        by_split: list[Mapping[str, Mapping[str, int]]] = [part.counts.tokens_by_split for part in parts]
         counts = [
             {split: sum(int(classes.get(name, 0)) for name in kinds) for split, classes in own.items()}
             for own in by_split

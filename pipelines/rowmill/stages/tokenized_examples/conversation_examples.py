@@ -29,8 +29,10 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, from_json_columns, to_json
 from rowmill.core.storage import digest_json
 from rowmill.executors import open_in_workers
+from rowmill.kinds.preference import PairCounts
 from rowmill.kinds.shared.reasoning import REASONING_KEY, inline_reasoning, limit_reasoning
 from rowmill.recipe.recipe import Dataset
+from rowmill.schema.counts import CountSet
 from rowmill.schema.rows import CANONICAL_FLAGS, Conversation, MaskedConversation, Message, Rejected, RowKind
 from rowmill.tokenization.control_tokens import ControlStrings, has_changed_placeholder, restore_control_strings
 from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
@@ -746,7 +748,7 @@ def finish_sides(
     if isinstance(prompt, Rejected):
         return prompt
     if is_paired:
-        counts.of_kind.update(pairs=1, longer_chosen=int(len(fitted[0].ids) > len(fitted[1].ids)))
+        counts.of_kind += CountSet.of(PairCounts(pairs=1, longer_chosen=int(len(fitted[0].ids) > len(fitted[1].ids))))
         return [_join_sides(fitted, sides, margin, prompt)]
     return [_describe(one, [one], [kind], prompt, None) for one, kind in zip(fitted, sides, strict=True)]
 

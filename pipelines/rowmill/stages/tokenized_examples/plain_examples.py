@@ -21,7 +21,9 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.json import from_json, from_json_columns
 from rowmill.kinds.base import BuildContext, TokenBuilder
 from rowmill.kinds.python import check_built_example
+from rowmill.kinds.tokens import TokenIdCounts
 from rowmill.recipe.recipe import Dataset
+from rowmill.schema.counts import CountSet
 from rowmill.schema.examples import SPAN_KINDS, RolloutFields
 from rowmill.schema.rows import Rejected, RowKind
 from rowmill.stages.tokenized_examples.conversation_examples import (
@@ -397,10 +399,13 @@ class TokenExampleBuilder:
         chosen = ids[:COMPARED_ROWS]
         encoded = self._encoder.encode([self._encoder.decode(one.tolist()) for one in chosen])
         again = np.split(encoded.ids, encoded.offsets[1:-1])
-        counts.of_kind.update(
-            unknown_ids=int((~known[every]).sum()),
-            retokenized=len(chosen),
-            same_tokenization=sum(map(np.array_equal, chosen, again)),
+        counts.of_kind += CountSet.of(
+            TokenIdCounts(
+                token_ids_read=len(every),
+                ids_without_token=int((~known[every]).sum()),
+                retokenized_rows=len(chosen),
+                equally_tokenized_rows=sum(map(np.array_equal, chosen, again)),
+            )
         )
 
     @cached_property

@@ -11,6 +11,7 @@ answer: its text is that of the fast path. Of every other conversation, the part
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -156,7 +157,15 @@ PROBES: Sequence[Sequence[Message]] = (
 """Conversations to render tools with; some templates refuse one that ends with a user message."""
 
 
-def measure_tools(tools: pa.ChunkedArray, printer: Renderer, encoder: Encoder) -> dict[str, int]:
+class ToolTokens(NamedTuple):
+    """Rows with tools, the tokens that tools add to all of them, and to the row that has most."""
+
+    rows: int
+    tokens: int
+    most: int
+
+
+def measure_tools(tools: pa.ChunkedArray, printer: Renderer, encoder: Encoder) -> ToolTokens:
     """Count the rows with tools in a column of JSON text, and the tokens that tools add: in total, and most in one row.
 
     If a template prints tools only in some contexts, they are measured on the first probe that it accepts; if it
@@ -185,7 +194,7 @@ def measure_tools(tools: pa.ChunkedArray, printer: Renderer, encoder: Encoder) -
     known = dict(zip(set(without), _count_text_tokens(encoder, list(set(without))), strict=True))
     added = [max(length - known[plain], 0) for length, plain in zip(lengths, without, strict=True)]
     total = sum(count * tokens for count, tokens in zip(rows, added, strict=True))
-    return {"rows_with_tools": sum(rows), "tool_tokens": total, "most_tool_tokens": max(added, default=0)}
+    return ToolTokens(sum(rows), total, max(added, default=0))
 
 
 def _render_text(printer: Renderer, probe: Sequence[Message]) -> str | None:

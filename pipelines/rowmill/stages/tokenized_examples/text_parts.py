@@ -31,11 +31,23 @@ from rowmill.core.arrays import Ints
 from rowmill.core.errors import ContextOverflowError
 from rowmill.core.stage_names import TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
-from rowmill.parts.accounts import RejectLog, count_accounts, row_as_bytes, write_accounts
+from rowmill.parts.accounts import RejectLog, row_as_bytes, write_accounts
 from rowmill.parts.functions import PartPlace, PartResult, RowFileInputs, part_function
 from rowmill.recipe.recipe import Dataset
+from rowmill.schema.counts import Counts
+from rowmill.schema.example_counts import (
+    JUDGE_REASONS,
+    NO_TARGET_REASONS,
+    TEMPLATE_REASON,
+    ControlStringCounts,
+    ExampleCounts,
+    PromptCounts,
+    RowExampleCounts,
+    TemplateCounts,
+    count_text_files,
+    count_tokens_by_split,
+)
 from rowmill.schema.examples import WEIGHT_COLUMN, count_tokens_by_weight
-from rowmill.schema.ledger import sum_counts
 from rowmill.schema.rows import EXAMPLE_COLUMNS, ROW_KIND_COLUMNS, Rejected, RowKind
 from rowmill.stages.tokenized_examples import prompt_parity
 from rowmill.stages.tokenized_examples.conversation_examples import (
@@ -280,6 +292,8 @@ class TokenizeInputs(RowFileInputs):
     """
 
     options: str
+    is_text_file: bool
+    """Whether the rows are documents of a text file, which may be lines of longer ones."""
     tokenizer: str = field(compare=False)
     dataset: Dataset = field(compare=False)
     renderer: RendererSpec | None = field(compare=False)
@@ -323,7 +337,7 @@ def _get_example_builder(store: Store, inputs: TokenizeInputs) -> "ExampleBuilde
     return keep_latest(_EXAMPLE_BUILDERS, key, _MAX_BUILDERS, open_builder)
 
 
-@part_function(version=1)
+@part_function(version=2)
 def tokenize_part(inputs: TokenizeInputs, place: PartPlace) -> PartResult:
     """Tokenize one part of canonical rows."""
     store, preparer = place.store, _get_example_builder(place.store, inputs)
@@ -347,85 +361,103 @@ def tokenize_part(inputs: TokenizeInputs, place: PartPlace) -> PartResult:
         is_kept = np.ones(rows.num_rows, bool)
         is_kept[[at for at, _ in prepared.rejected]] = False
         kept = kept.filter(pa.array(is_kept))
-    is_text = pc.equal(rows.column("kind"), "text").to_numpy(zero_copy_only=False)
-    original = prepared.examples.column("original_tokens").to_numpy()
-    tokens = np.bincount(prepared.places, weights=original, minlength=rows.num_rows)[is_text]
-    lengths = {
-        "documents": int((tokens > 0).sum()),
-        "short_documents": int(((tokens > 0) & (tokens < SHORT_TOKENS)).sum()),
-    }
-    tools = {"rows_with_tools": 0, "tool_tokens": 0, "most_tool_tokens": 0}
-    if preparer.printer is not None:
-        encoder = open_encoder(store.root, inputs.tokenizer)
-        tools = prompt_parity.measure_tools(kept.column("tools"), preparer.printer, encoder)
-    kept_ids = kept.column("row_id")
-    table = prepared.examples
-    names = {"trained": "trained_tokens", "context": "context_tokens", "template": "template_tokens"}
-    columns = {name: table.column(column).to_numpy().astype(np.int64) for name, column in names.items()}
-    removed = table.column("original_tokens").to_numpy().astype(np.int64) - table.column("tokens").to_numpy()
-    columns["truncated"] = removed
-    splits = table.column("split").to_numpy(zero_copy_only=False)
-    by_split = {
-        str(split): {name: int(values[splits == split].sum()) for name, values in columns.items()}
-        for split in sorted(set(splits.tolist()))
-    }
+    table, reasons = prepared.examples, log.counts()
+    kept_ids, row_count = kept.column("row_id"), rows.num_rows
+    by_split = count_tokens_by_split(table)
+    original = table.column("original_tokens").to_numpy().astype(np.int64)
+    trains = inputs.dataset.format.get_objective() != "prompts"
     overlong = _list_overlong_rows(inputs, table)
-    facts: dict[str, Any] = {
-        "rows": len(kept_ids) + len(log.row_ids),
-        "kept": len(kept_ids),
-        "examples": table.num_rows,
-        **lengths,
-        "verified": prepared.verified,
-        **count_accounts(log),
-        "tokens": int(table.column("tokens").to_numpy().sum()),
-        "original_tokens": int(table.column("original_tokens").to_numpy().sum()),
-        "tokens_by_split": by_split,
-        "tokens_by_class": sum_counts(by_split.values()),
-        **(
-            {"tokens_by_weight": count_tokens_by_weight(table.column(WEIGHT_COLUMN).combine_chunks().flatten())}
-            if WEIGHT_COLUMN in table.column_names
-            else {}
+    counted: list[Counts] = [
+        ExampleCounts(
+            rows=row_count,
+            kept=len(kept_ids),
+            examples=table.num_rows,
+            reasons=reasons,
+            tokens_by_split=by_split,
+            dropped_tokens=counts.dropped_tokens,
+            unaccounted_tokens=abs(sum(sum(own.values()) for own in by_split.values()) - int(original.sum())),
+            verified_examples=prepared.verified,
+            rows_to_train=row_count if trains else 0,
+            untrained_rows=sum(reasons.get(reason, 0) for reason in NO_TARGET_REASONS) if trains else 0,
+            ids_outside_vocabulary=encoded_batch.count_outside_vocabulary(table, inputs.vocab_size),
+            altered_texts=counts.altered,
+            reference_path_texts=counts.reference_path_texts,
+            fast_path_mismatches=counts.fast_path_mismatches,
+            samples_of_rejects=log.find_samples(),
         ),
-        "outside_vocabulary": encoded_batch.count_outside_vocabulary(table, inputs.vocab_size),
-        "overlong": overlong[:20],
-        "overlong_rows": len(overlong),
-        "dropped": dict(sorted(counts.dropped.items())),
-        "rows_losing_reasoning": counts.rows_losing_reasoning,
-        "reference_path_texts": counts.reference_path_texts,
-        "fast_path_mismatches": counts.fast_path_mismatches,
-        "control_counts": dict(sorted(counts.control_strings.items())),
-        "controlled_rows": counts.controlled_rows,
-        "altered": counts.altered,
-        "template": counts.template,
-        "boundary_tokens": counts.boundary_tokens,
-        "untrained_boundary_tokens": counts.untrained_boundary_tokens,
-        "prompts_compared": counts.prompts_compared,
-        "prompts_that_differ": len(counts.prompts_that_differ),
-        "examples_of_prompts": counts.prompts_that_differ[:3],
-        "dropped_tokens": counts.dropped_tokens,
-        "dropped_trained": counts.dropped_trained,
-        "trained_removed": int(table.column("trained_removed").to_numpy().sum()),
-        **tools,
-        **dict(sorted(counts.of_kind.items())),
-    }
+        RowExampleCounts(
+            trained_removed=int(table.column("trained_removed").to_numpy().sum()),
+            dropped_trained=counts.dropped_trained,
+            boundary_tokens=counts.boundary_tokens,
+            untrained_boundary_tokens=counts.untrained_boundary_tokens,
+            tokens_by_weight=count_tokens_by_weight(table.column(WEIGHT_COLUMN).combine_chunks().flatten())
+            if WEIGHT_COLUMN in table.column_names
+            else {},
+            overlong_rows=len(overlong),
+            longest_overlong=max((length for _, length in overlong), default=0),
+            samples_of_overlong={"": tuple(row_id for row_id, _ in overlong[:20])} if overlong else {},
+        ),
+        *counts.of_kind.by_class.values(),
+    ]
+    if inputs.dataset.format.has_control_strings():
+        counted.append(
+            ControlStringCounts(
+                searched_rows=row_count,
+                rows_with_control_strings=counts.controlled_rows,
+                control_string_occurrences=dict(sorted(counts.control_strings.items())),
+            )
+        )
+    if inputs.is_text_file:
+        is_text = pc.equal(rows.column("kind"), "text").to_numpy(zero_copy_only=False)
+        counted.append(count_text_files(np.bincount(prepared.places, weights=original, minlength=row_count)[is_text]))
+    if preparer.printer is not None:
+        counted += _count_template(inputs, preparer, counts, reasons, kept.column("tools"), place)
     files = {"examples": place.write("examples", table), **write_accounts(place, kept_ids, log)}
-    return PartResult(files, facts)
+    return PartResult(files, counts=counted)
 
 
-def make_overlong_error(
-    limit: int, count: int, found: Sequence[tuple[str, int]], where: str, remedies: str
-) -> ContextOverflowError:
+def _count_template(
+    inputs: TokenizeInputs,
+    preparer: ExampleBuilder,
+    counts: TokenizationCounts,
+    reasons: Mapping[str, int],
+    tools: pa.ChunkedArray,
+    place: PartPlace,
+) -> list[Counts]:
+    """Return what the chat template did to a part's rows; `tools` are those of the kept ones."""
+    assert preparer.printer is not None
+    measured = prompt_parity.measure_tools(tools, preparer.printer, open_encoder(place.store.root, inputs.tokenizer))
+    differ = counts.prompts_that_differ
+    return [
+        TemplateCounts(
+            rendered_rows=sum(reasons.values()) + len(tools),
+            rows_not_printed=reasons.get(TEMPLATE_REASON, 0),
+            rows_losing_reasoning=counts.rows_losing_reasoning,
+            dropped_kinds=dict(sorted(counts.dropped.items())),
+            is_judged=inputs.dataset.template.verify_render > 0,
+            rows_judged_wrong=sum(reasons.get(reason, 0) for reason in JUDGE_REASONS),
+            template_warnings=tuple(counts.template.get("warnings", ())),
+            mismatched_prompts=tuple(counts.template.get("prompts", ())),
+            prints_date=bool(counts.template.get("dated", False)),
+            rows_with_tools=measured.rows,
+            tool_tokens=measured.tokens,
+            most_tool_tokens=measured.most,
+        ),
+        PromptCounts(
+            prompts_compared=counts.prompts_compared,
+            prompts_that_differ=len(differ),
+            samples_of_prompts={"": tuple(differ[:3])} if differ else {},
+        ),
+    ]
+
+
+def make_overlong_error(limit: int, counts: RowExampleCounts, where: str, remedies: str) -> ContextOverflowError:
     """Return the error of `overlong: raise`, with the number of rows, the longest, and up to twenty ids."""
-    longest = max(length for _, length in found)
-    names = ", ".join(row_id for row_id, _ in found[:20])
+    count, names = counts.overlong_rows, ", ".join(counts.samples_of_overlong.get("", ()))
     return ContextOverflowError(
-        f"{where}: {count} {'row is' if count == 1 else 'rows are'} longer than {limit} tokens, the longest {longest}: "
-        f"{names}; at most {limit} fit; {remedies}"
+        f"{where}: {count} {'row is' if count == 1 else 'rows are'} longer than {limit} tokens, the longest "
+        f"{counts.longest_overlong}: {names}; at most {limit} fit; {remedies}"
     )
-
-
-SHORT_TOKENS = 20
-"""Shorter documents are probably lines of a document that was cut wrongly."""
 
 
 def _list_overlong_rows(inputs: TokenizeInputs, table: pa.Table) -> list[tuple[str, int]]:

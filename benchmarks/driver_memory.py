@@ -39,9 +39,12 @@ from rowmill.packing.mixture import schedule_sequences
 from rowmill.parts.context import open_host_scratch
 from rowmill.parts.functions import part_folder, write_table
 from rowmill.recipe.recipe import Recipe, parse_recipe
+from rowmill.schema.counts import CountSet
+from rowmill.schema.example_counts import ExampleCounts
 from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA
 from rowmill.schema.manifest import File, Manifest, Part, read_manifest
-from rowmill.schema.rows import REJECT_SCHEMA, count_messages, make_row_schema
+from rowmill.schema.row_counts import MessageCounts, RowCounts
+from rowmill.schema.rows import REJECT_SCHEMA, make_row_schema
 from rowmill.stages import truncation_stats
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows import duplicate_rows, near_duplicate_rows
@@ -116,8 +119,8 @@ def _write_part(context: StageContext, number: int, rows: int, hashes: bytes) ->
         "rejects": write_table(context.store, f"{at}/rejects.arrow", REJECT_SCHEMA.empty_table()),
         "ledger": write_table(context.store, f"{at}/ledger.arrow", pa.table(ledger, schema=LEDGER_SCHEMA)),
     }
-    facts = {"kept": rows, "reasons": {}, "examples_of_rejects": {}, "noticed": {}, "splits": {"train": rows}}
-    return Part(fingerprint, files, facts | count_messages([]))
+    counted = CountSet.of(RowCounts(kept=rows, splits={"train": rows}), MessageCounts())
+    return Part(fingerprint, files, counts=counted.to_json())
 
 
 def _make_texts(number: int, rows: int) -> list[str]:
@@ -145,7 +148,7 @@ def measure_duplicates(folder: Path, count: int) -> dict[str, Any]:
     context = make_context(folder, ("a", "canonical_rows"))
     made = make_rows(context, count)
     found = measure_step(lambda: duplicate_rows.drop_duplicates(context, made))
-    kept = sum(int(part.facts["kept"]) for part in found.pop("result"))
+    kept = sum(part.get_counts(RowCounts).kept for part in found.pop("result"))
     return {"rows": count, "parts": len(made), "duplicates": count - kept, **found}
 
 
@@ -197,8 +200,9 @@ def _measure_table_examples(folder: Path, count: int, form: dict[str, Any]) -> d
     loaded, path = open_recipe_tokenizer(context)
     open_in_workers(open_shared_encoder, context.store.root, path)
     found = measure_step(lambda: make_table_examples(context, loaded, path))
-    facts = found.pop("result").facts
-    return {"rows": count, "kept": facts.kept, "examples": facts.examples, "unaccounted": facts.accounted, **found}
+    made = found.pop("result").counts.get(ExampleCounts)
+    unaccounted = made.count_unaccounted()
+    return {"rows": count, "kept": made.kept, "examples": made.examples, "unaccounted": unaccounted, **found}
 
 
 def _write_table_part(context: StageContext, first: int, rows: int, count: int) -> Part:
@@ -220,7 +224,7 @@ def _write_table_part(context: StageContext, first: int, rows: int, count: int) 
     fingerprint = f"{first:032x}"
     path = f"{part_folder(context.folder, fingerprint)}/rows.arrow"
     file = write_table(context.store, path, pa.table(columns, schema=schema))
-    return Part(fingerprint, {"rows": file}, {"kept": rows})
+    return Part(fingerprint, {"rows": file}, counts=CountSet.of(RowCounts(kept=rows)).to_json())
 
 
 # ── Lengths ──────────────────────────────────────────────────────────────────────────────────────────
@@ -299,9 +303,12 @@ def measure_manifest(folder: Path, count: int) -> dict[str, Any]:
         name = f"{number:032x}"
         at = part_folder(context.folder, name)
         files = {kind: File(f"{at}/{kind}.parquet", 1 << 22, name, 8000) for kind in ("rows", "rejects", "ledger")}
-        counts = ("reasons", "schemas", "messages_by_role", "reasoning_and_calls", "noticed", "notes", "roles")
-        facts = {"kept": 8000, "splits": {"train": 7900, "validation": 100}, **{of: {"a": 1, "b": 2} for of in counts}}
-        return Part(name, files, facts)
+        some = {"a": 1, "b": 2}
+        counted = CountSet.of(
+            RowCounts(kept=8000, splits={"train": 7900, "validation": 100}, reasons=some, schemas=some),
+            MessageCounts(messages_by_role=some, notes=some, rows_by_unknown_role=some),
+        )
+        return Part(name, files, counts=counted.to_json())
 
     def write_and_read() -> int:
         made = Manifest(context.key, "canonical_rows", "f", "c", {}, tuple(map(make, range(parts))), {})

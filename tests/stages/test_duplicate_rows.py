@@ -82,7 +82,7 @@ def test_part_that_stays_is_not_read(tmp_path: Path) -> None:
     context = StageContext(project.store, project.base, key, "rows", {}, LocalPool(1), recipe=project.recipe)
     part = Part("of which nothing is kept", {}, {})
 
-    assert rewrite_parts(context, [part], [None]) == [part]
+    assert rewrite_parts(context, [part], [None], context.dataset.format) == [part]
 
 
 @given(st.lists(st.tuples(st.sampled_from((0, 1, 1 << 63)), st.integers(0, 2)), max_size=30))

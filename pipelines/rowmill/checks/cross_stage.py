@@ -32,13 +32,13 @@ from rowmill.core.storage import Store, digest_json
 from rowmill.schema import manifest
 from rowmill.schema.example_counts import ExampleCounts, RowExampleCounts
 from rowmill.schema.facts import (
-    CanonicalRowsFacts,
     PackedShardsFacts,
     RawDatasetFacts,
     read_facts,
 )
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, REJECTED
 from rowmill.schema.manifest import Manifest, StageKey
+from rowmill.schema.row_counts import RowCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def _count_source(scanned: Manifest) -> dict[str, float]:
 
 
 def _count_rows(canonical: Manifest) -> dict[str, float]:
-    return {"rows": read_facts(CanonicalRowsFacts, canonical.facts).kept}
+    return {"rows": canonical.get_counts(RowCounts).kept}
 
 
 def _count_packed(packed: Manifest) -> dict[str, float]:

@@ -25,6 +25,7 @@ from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import File, Store
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, get_stage_folder
+from rowmill.schema.row_counts import MessageCounts
 
 if TYPE_CHECKING:
     import polars as pl
@@ -173,8 +174,13 @@ def _count_profile(store: Store, examples: Manifest, published: Manifest | None)
                     for label, count in bins.items():
                         known[label] = known.get(label, 0) + sign * count
     # Counted by the stage itself.
+    messages = rows.get_counts(MessageCounts)
     profile["roles"] = {
-        name: int(rows.facts.get(f"{name}_messages", 0)) for name in ("system", "user", "assistant", "tool", "other")
+        "system": messages.system_messages,
+        "user": messages.user_messages,
+        "assistant": messages.assistant_messages,
+        "tool": messages.tool_messages,
+        "other": messages.other_messages,
     }
     return {name: {label: n for label, n in sorted(bins.items()) if n} for name, bins in sorted(profile.items())}
 

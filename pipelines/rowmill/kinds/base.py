@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
 
+import pyarrow as pa
 from pydantic import model_validator
 
 from rowmill.conversation.options import Loss, Template
@@ -26,6 +27,7 @@ from rowmill.kinds.shared.splits import Splits
 from rowmill.kinds.shared.training_flags import FlagMeaning, name_flags
 from rowmill.packing.options import Packing
 from rowmill.schema.checks import Check
+from rowmill.schema.counts import Counts
 from rowmill.schema.examples import Objective, RolloutFields
 from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
 
@@ -214,6 +216,10 @@ class DatasetKind(Config):
     def has_groups(self, options: "DatasetOptions") -> bool:
         """Return whether rows belong to groups that must stay in one split."""
         return options.splits.group_key is not None
+
+    def count_rows(self, rows: pa.Table) -> Sequence[Counts]:
+        """Return what only this kind counts of the rows of a part, as they are written; `CHECKS` has its checks."""
+        return ()
 
     def get_rollout_fields(self) -> RolloutFields:
         """Return the fields that its rows carry to a trainer beside their ids."""

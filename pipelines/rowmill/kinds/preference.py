@@ -27,7 +27,7 @@ from pydantic import Field
 from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, canonical_json, to_json
-from rowmill.core.stage_names import TOKENIZED_EXAMPLES
+from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.kinds.base import DatasetOptions, RecordReader, refuse_overlong_policy
 from rowmill.kinds.reading.conversation_rows import ConversationReader, DetectedMessages, MessageColumns
 from rowmill.kinds.reading.recognition import try_options
@@ -49,7 +49,7 @@ from rowmill.kinds.shared.messages import (
 )
 from rowmill.kinds.shared.samples import Recognition, Sample, choose_best, suggest_context
 from rowmill.schema.checks import Check
-from rowmill.schema.counts import Counts, compute_share
+from rowmill.schema.counts import Counts, compute_share, find_share
 from rowmill.schema.examples import Objective
 from rowmill.schema.rows import Message, Row, RowKind, make_plain_report
 
@@ -73,7 +73,35 @@ class PairCounts(Counts):
     """Those whose chosen side has more tokens."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceRowCounts(Counts):
+    """What only all rows together show."""
+
+    pairs_swapped: int = 0
+    """Pairs of which another one prefers the other side."""
+    margins_not_positive: int = 0
+    good_answers: int = 0
+    """Of answers that are judged one by one."""
+    bad_answers: int = 0
+
+
 CHECKS = (
+    Check("swapped_pairs", (CANONICAL_ROWS,), "at_most", 0, "warn",
+        "pairs of which another one prefers the other side",
+        "remove one of the two, or both: a model learns nothing from them", applies_to="preferences",
+        only_for="preference",
+        of=(PreferenceRowCounts,), value=lambda c: c.pairs_swapped),
+    Check("nonpositive_margins", (CANONICAL_ROWS,), "at_most", 0, "warn",
+        "pairs with a margin of 0 or less",
+        "exchange the sides, correct format.margin_field, or remove the pairs", applies_to="preferences",
+        only_for="preference",
+        of=(PreferenceRowCounts,), value=lambda c: c.margins_not_positive),
+    Check("label_balance", (CANONICAL_ROWS,), "at_least", 0.1, "warn",
+        "share of the rarer of good and bad answers",
+        "add answers of the rarer label, or weigh the two in the trainer (desirable_weight, undesirable_weight)",
+        applies_to="preferences with objective: unpaired", only_for="preference", is_share=True,
+        of=(PreferenceRowCounts,),
+        value=lambda c: find_share(min(c.good_answers, c.bad_answers), c.good_answers + c.bad_answers)),
     Check("length_bias", (TOKENIZED_EXAMPLES,), "at_most", 0.2, "warn",
         "distance of the share of pairs whose chosen side is longer from a half",
         "a model may learn to prefer length: add pairs whose chosen side is shorter, or use a length-normalized loss",

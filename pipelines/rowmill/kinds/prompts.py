@@ -5,7 +5,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, to_json
+from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.kinds.base import ALL_GROUPS, DatasetOptions, RecordReader, RowReader, refuse_overlong_policy
 from rowmill.kinds.reading.canonicalization import Canonicalizer
 from rowmill.kinds.reading.conversation_rows import (
@@ -37,6 +38,8 @@ from rowmill.kinds.shared.messages import (
     split_open_transcript,
 )
 from rowmill.kinds.shared.samples import Recognition, Sample, choose_best, suggest_context
+from rowmill.schema.checks import Check
+from rowmill.schema.counts import Counts
 from rowmill.schema.examples import Objective
 from rowmill.schema.rows import Row, RowKind
 
@@ -54,12 +57,30 @@ _ANSWERING_COLUMNS = {
 _NOTES = ("nothing of them trains: a trainer of reinforcement learning answers the prompts itself",)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRowCounts(Counts):
+    """What only all rows together show."""
+
+    conflicting_prompts: int = 0
+    """Prompts of which equal copies have different ground truths."""
+
+
+CHECKS = (
+    Check("ground_truth_conflicts", (CANONICAL_ROWS,), "at_most", 0, "warn",
+        "prompts of which equal copies have different ground truths",
+        "correct the ground truths, or take one source of them; of equal prompts the first is kept",
+        applies_to="prompts", only_for="prompt", names_samples=True,
+        of=(PromptRowCounts,), value=lambda c: c.conflicting_prompts),
+)  # fmt: skip
+
+
 class Prompts(MessageColumns):
     """Each record is a prompt for reinforcement learning, with its ground truth."""
 
     MEANT_BY: ClassVar = ("grpo", "rl", "trl")
 
     PRECEDENCE: ClassVar[int] = 60
+    CHECKS: ClassVar[tuple[Check, ...]] = CHECKS
     ROW_KIND: ClassVar[RowKind] = "prompt"
     GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"loss", "packing"}
     FIELDS_NOT_READ: ClassVar[Mapping[str, frozenset[str]]] = {

@@ -17,13 +17,14 @@ ones: these sets contain each other, so the number of values says which of them 
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
@@ -32,7 +33,7 @@ from rowmill.core.arrays import Bools, Numbers, make_zeros
 from rowmill.core.arrays import Tokens as TokenIds
 from rowmill.core.config import Config, describe_type
 from rowmill.core.json import Json
-from rowmill.core.stage_names import TOKENIZED_EXAMPLES
+from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.kinds.base import ALL_GROUPS, DatasetKind, DatasetOptions, RecordReader, refuse_overlong_policy
 from rowmill.kinds.reading.recognition import try_options
 from rowmill.kinds.shared.messages import RejectError, find_first_column, get_at_path, is_list, is_mapping
@@ -158,7 +159,24 @@ class TokenIdCounts(Counts):
     """Those of them that have the same ids."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFieldCounts(Counts):
+    """Rows with fields beside their ids."""
+
+    rows_with_fields: int = 0
+    """Rows of a dataset that declares fields."""
+    rows_without_field: Mapping[str, int] = field(default_factory=dict[str, int])
+    """By declared field, the rows without a value of it."""
+
+
 CHECKS = (
+    Check("fields_absent", (CANONICAL_ROWS,), "at_most", 0, "warn",
+        "share of token rows without a value of a declared field, which has 0.0 for each of their tokens",
+        "name the columns that the source has in format.token_fields and format.row_fields, or add the values",
+        applies_to="token rows with fields", only_for="tokens",
+        requested_by=("format.token_fields", "format.row_fields"), is_share=True,
+        of=(TokenFieldCounts,),
+        value=lambda c: find_share(max(c.rows_without_field.values(), default=0), c.rows_with_fields)),
     Check("unknown_ids", (TOKENIZED_EXAMPLES,), "at_most", 0, "error",
         "token ids that the tokenizer has no token for",
         "name the tokenizer that made the ids", applies_to="token rows", only_for="tokens",
@@ -229,6 +247,18 @@ class Tokens(DatasetKind):
                     "as logprobs; rename the column in the source"
                 )
         return names
+
+    def count_rows(self, rows: pa.Table) -> Sequence[Counts]:
+        """Count the rows that lack a declared field, by the notes on them."""
+        names = self.get_rollout_fields().names
+        notes = pc.list_flatten(rows.column("notes"))
+        lacking = {name: int(pc.sum(pc.equal(notes, f"{WITHOUT_FIELD}{name}")).as_py() or 0) for name in sorted(names)}
+        return [
+            TokenFieldCounts(
+                rows_with_fields=rows.num_rows if names else 0,
+                rows_without_field={name: count for name, count in lacking.items() if count},
+            )
+        ]
 
     def get_rollout_fields(self) -> RolloutFields:
         """Return the declared fields."""

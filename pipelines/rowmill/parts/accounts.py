@@ -11,7 +11,7 @@ Only a few rows are looked up, and the source is read again for one row at most.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, cast
 
@@ -30,17 +30,23 @@ from rowmill.core.storage import File, Store, digest_bytes
 from rowmill.parts.context import WorkContext
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.schema import manifest
+from rowmill.schema.counts import Counts, CountSet
 from rowmill.schema.example_counts import ExampleCounts
-from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA, NOT_TAKEN, REJECTED
+from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA, NOT_TAKEN, REJECTED, sum_counts
 from rowmill.schema.manifest import Part
+from rowmill.schema.row_counts import (
+    MessageCounts,
+    RowCounter,
+    RowCounts,
+    count_left_messages,
+    count_written_rows,
+)
 from rowmill.schema.rows import (
-    NORMALIZATION_COLUMNS,
     REJECT_SCHEMA,
     REJECTED_ROW_COLUMNS,
     Rejected,
     is_row_id,
     parse_row_id,
-    subtract_messages,
 )
 from rowmill.sources.reading import load_scans
 
@@ -158,9 +164,12 @@ class RewriteInputs(PartInputs):
         return self.part.files["rows"].bytes
 
 
-def rewrite_parts(context: WorkContext, parts: Sequence[Part], changes: Sequence[RewriteInputs | None]) -> list[Part]:
+def rewrite_parts(
+    context: WorkContext, parts: Sequence[Part], changes: Sequence[RewriteInputs | None], counter: RowCounter
+) -> list[Part]:
     """Return the parts after what is to change in each of them; None: it stays as it is."""
-    rewritten = iter(context.map(rewrite_rows, [change for change in changes if change is not None]).parts)
+    asked = [change for change in changes if change is not None]
+    rewritten = iter(context.map(rewrite_rows, asked, shared=counter).parts)
     return [part if change is None else next(rewritten) for part, change in zip(parts, changes, strict=True)]
 
 
@@ -176,9 +185,9 @@ def tabulate_removed(removed: Mapping[int, Rejected]) -> pa.Table:
     return pa.table([places, reasons, details], schema=REMOVED_SCHEMA)
 
 
-@part_function(version=1)
-def rewrite_rows(inputs: RewriteInputs, place: PartPlace) -> PartResult:
-    """Rewrite a part; dropped rows are added to its rejects."""
+@part_function(version=2)
+def rewrite_rows(inputs: RewriteInputs, place: PartPlace, counter: RowCounter) -> PartResult:
+    """Rewrite a part; dropped rows are added to its rejects, and what is left is counted again."""
     store, part = place.store, inputs.part
     rows = store.table(part.files["rows"])
     if inputs.splits is not None:
@@ -206,37 +215,27 @@ def rewrite_rows(inputs: RewriteInputs, place: PartPlace) -> PartResult:
         "rejects": place.write("rejects", rejects),
         "ledger": place.write("ledger", ledger),
     }
-    samples = log.add_samples(part.facts["examples_of_rejects"])
-    facts = part.facts | {
-        **{name: count for name, count in count_rows(kept).items() if name in part.facts},
-        **subtract_messages(part.facts, (from_json(row["messages"] or "[]") for row in dropped)),
-        "reasons": dict(sorted((Counter(part.facts["reasons"]) + Counter(log.counts())).items())),
-        "examples_of_rejects": samples,
-    }
-    return PartResult(files, facts)
-
-
-def count_rows(table: pa.Table) -> dict[str, Any]:
-    """Return the facts of a part that its rows show.
-
-    They are counted from the table that is written, here and again after rows were removed: a number that was counted
-    on the way would describe rows that are gone.
-    """
-    roles = table.column("unknown_roles")
-    return {
-        "kept": table.num_rows,
-        "splits": _count_values(table.column("split")),
-        "schemas": _count_values(table.column("schema")),
-        "roles": _count_values(pc.list_flatten(roles)),
-        "rows_with_unknown_roles": int(pc.sum(pc.greater(pc.list_value_length(roles), 0)).as_py() or 0),
-        "notes": _count_values(pc.list_flatten(table.column("notes"))),
-        "noticed": {name: int(pc.sum(table.column(name)).as_py() or 0) for name in NORMALIZATION_COLUMNS},
-    }
-
-
-def _count_values(column: pa.ChunkedArray) -> dict[str, int]:
-    counted = column.value_counts()
-    return dict(sorted(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True)))
+    counted = CountSet.parse(part.counts)
+    of_rows = counted.get(RowCounts)
+    again: list[Counts] = [
+        replace(
+            count_written_rows(kept),
+            further_rows=of_rows.further_rows,
+            reasons=sum_counts([of_rows.reasons, log.counts()]),
+            left_out=of_rows.left_out,
+            is_text_file=of_rows.is_text_file,
+            samples_of_rejects={
+                reason: tuple(ids) for reason, ids in log.add_samples(of_rows.samples_of_rejects).items()
+            },
+        ),
+        *counter.count_rows(kept),
+    ]
+    of_messages = counted.find(MessageCounts)
+    if of_messages is not None:
+        removed_messages = (from_json(row["messages"] or "[]") for row in dropped)
+        again.append(count_left_messages(of_messages, kept, removed_messages))
+    unchanged = [one for kind, one in counted.by_class.items() if kind not in {type(one) for one in again}]
+    return PartResult(files, counts=(*again, *unchanged), kept_details=part.details)
 
 
 # ── Sentences on the rows behind a failed check ──
@@ -298,7 +297,7 @@ def clean_value(text: str) -> str:
 
 def find_reject_samples(part: Part) -> Mapping[str, Sequence[str]]:
     """Return a few ids of a part's rejects by reason."""
-    return part.get_counts(ExampleCounts).samples_of_rejects or part.facts.get("examples_of_rejects", {})
+    return part.get_counts(ExampleCounts).samples_of_rejects or part.get_counts(RowCounts).samples_of_rejects
 
 
 def _find_first_reject(store: Store, parts: Sequence[Part], reason: str) -> tuple[str, str] | None:

@@ -40,7 +40,7 @@ from rowmill.core.arrow_files import encode_parquet, encode_table
 from rowmill.core.json import Json
 from rowmill.core.remote_index import CONCURRENT_REQUESTS
 from rowmill.core.storage import File, Store, digest_bytes, digest_json
-from rowmill.schema.counts import Counts, CountSet, Details
+from rowmill.schema.counts import Counts, CountSet, Details, StoredCounts
 from rowmill.schema.manifest import KEPT_PARTS_FOLDER, Part, parse_part
 
 
@@ -174,6 +174,8 @@ class PartResult:
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
     counts: Sequence[Counts] = ()
     details: Sequence[Details] = ()
+    kept_details: StoredCounts = field(default_factory=StoredCounts)
+    """The details of a part that this one is made from, which are its own, too."""
 
 
 def write_table(store: Store, path: str, table: pa.Table) -> File:
@@ -232,7 +234,7 @@ class PartFunction(Generic[InputsT]):
                 content.files,
                 content.facts,
                 CountSet.of(*content.counts).to_json(),
-                {type(one).__name__: one.to_json() for one in content.details},
+                content.kept_details | {type(one).__name__: one.to_json() for one in content.details},
             )
             for (_, place), content in zip(tasks, contents, strict=True)
         ]

@@ -33,7 +33,6 @@ from rowmill.schema import manifest
 from rowmill.schema.counts import CountsT
 from rowmill.schema.example_counts import ExampleCounts
 from rowmill.schema.facts import (
-    CanonicalRowsFacts,
     FactsT,
     PackedShardsFacts,
     TrainingSplitsFacts,
@@ -42,6 +41,7 @@ from rowmill.schema.facts import (
 )
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
+from rowmill.schema.row_counts import RowCounts
 from rowmill.stats.views import describe_estimate
 
 SUMMARY_COLUMNS = ("dataset", "records", "rows", "rejected", "examples", "tokens", "trained", "sequences", "fill")
@@ -159,7 +159,7 @@ class BuildView:
         def find_all(stage: str, kind: type[CountsT]) -> list[CountsT]:
             return [counts for name in names if (counts := self.find_counts(name, stage, kind)) is not None]
 
-        rows, examples = find(CANONICAL_ROWS, CanonicalRowsFacts), find_all(TOKENIZED_EXAMPLES, ExampleCounts)
+        rows, examples = find_all(CANONICAL_ROWS, RowCounts), find_all(TOKENIZED_EXAMPLES, ExampleCounts)
         packed = find(PACKED_SHARDS, PackedShardsFacts)
         tokens, sequences = sum(counted.tokens for counted in examples), sum(counted.sequences for counted in packed)
         trained = sum(counted.trained_tokens for counted in examples)

@@ -24,6 +24,7 @@ from rowmill.schema.example_counts import ExampleCounts
 from rowmill.schema.facts import PackedShardsFacts, RawDatasetFacts, read_facts
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import Manifest
+from rowmill.schema.row_counts import RowCounts
 
 BranchKind = Literal["rejected", "left_out", "evaluation", "added", "trained", "context", "padding", "unaccounted"]
 """What a branch is: lost for a reason, left out on purpose, for evaluation, added, or a class of the last level."""
@@ -79,7 +80,7 @@ def iterate_row_levels(chain: Mapping[str, Manifest], dataset: str) -> Iterator[
         yield FlowLevel("records read", "rows", records)
         return
     # A custom format may make several rows of one record; each has its own line in the ledger.
-    further = sum(int(part.facts.get("further_rows", 0)) for part in rows.parts)
+    further = rows.get_counts(RowCounts).further_rows
     joined = (FlowBranch("further rows of a record", further, "added", joins=True),) if further else ()
     yield FlowLevel("records read", "rows", records, (*_list_ledger_branches(rows), *joined))
     if examples is None:

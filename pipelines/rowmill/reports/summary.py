@@ -18,13 +18,13 @@ from rowmill.reports.build_view import SUMMARY_COLUMNS, BuildView, describe_chan
 from rowmill.reports.console import format_key, render_check_result, render_manifest_table, render_title
 from rowmill.schema.example_counts import ExampleCounts, RowExampleCounts, TemplateCounts
 from rowmill.schema.facts import (
-    CanonicalRowsFacts,
     PackedShardsFacts,
     TruncationStatsFacts,
     read_facts,
     require_counted,
 )
 from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
+from rowmill.schema.row_counts import MessageCounts, RowCounts
 from rowmill.schema.rows import NORMALIZATION_COLUMNS
 from rowmill.stages import exports
 from rowmill.stages.gpu_partitions import GpuPartitionsFacts
@@ -224,7 +224,8 @@ def render_statistics(build: BuildView) -> RenderableType:
 
 
 def _render_dataset(build: BuildView, name: str) -> Iterator[RenderableType]:
-    rows = build.find_facts(name, CANONICAL_ROWS, CanonicalRowsFacts)
+    rows = build.find_counts(name, CANONICAL_ROWS, RowCounts)
+    messages = build.find_counts(name, CANONICAL_ROWS, MessageCounts)
     examples = build.find_counts(name, TOKENIZED_EXAMPLES, ExampleCounts)
     template = build.find_counts(name, TOKENIZED_EXAMPLES, TemplateCounts)
     of_rows = build.find_counts(name, TOKENIZED_EXAMPLES, RowExampleCounts)
@@ -233,11 +234,13 @@ def _render_dataset(build: BuildView, name: str) -> Iterator[RenderableType]:
         example_text = "not tokenized" if examples is None else format_count(examples.examples, "example")
         counts = f"{format_count(rows.records, 'record')} → {format_count(rows.kept, 'row')} → {example_text}"
     yield Text(f"\n{name}", HEAD).append(f"  {counts}", DIM)
-    if rows is not None:
+    if messages is not None:
         noted = [
-            (column.replace("_", " "), count) for column in NORMALIZATION_COLUMNS if (count := getattr(rows, column))
+            (column.replace("_", " "), count)
+            for column in NORMALIZATION_COLUMNS
+            if (count := getattr(messages, column))
         ]
-        noted += [(f"{column.replace('_', ' ')} (counted)", count) for column, count in (rows.notes or {}).items()]
+        noted += [(f"{column.replace('_', ' ')} (counted)", count) for column, count in messages.notes.items()]
         if noted:
             yield from (_render_label("noted in the rows"), make_grid(["", "times"], noted, indent=4))
     if template is not None and template.rows_with_tools:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from rowmill.schema.counts import Counts, Details, compute_share, keep_any, keep_first, keep_largest, keep_samples
-from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
+from rowmill.schema.ledger import KEPT, REJECTED, count_unaccounted, sum_counts
 
 LENGTH_REASONS: Final = frozenset({"overlong", "overlong_after_structure", "record_overflow", "group_overflow"})
 NO_TARGET_REASONS: Final = frozenset({"no_loss_tokens", "no_assistant", "assistant_untrained"})
@@ -75,6 +75,18 @@ class ExampleCounts(Counts):
     def trained_share(self) -> float:
         """Share of the tokens that are trained."""
         return compute_share(self.trained_tokens, self.tokens)
+
+    def count_output(self) -> int:
+        """Return how many examples came out."""
+        return self.examples
+
+    def count_unaccounted(self) -> int:
+        """Return how many rows and tokens the ledgers miss, or count twice."""
+        return count_unaccounted(self.rows, self.list_ledger()) + self.unaccounted_tokens
+
+    def share_rejected(self) -> float:
+        """Return the share of rows rejected by reasons that have no check of their own."""
+        return compute_share(sum(self.count_refused().values()), self.rows)
 
     def count_classes(self) -> dict[str, int]:
         """Return the tokens of each class in all splits."""

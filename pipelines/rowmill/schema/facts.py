@@ -1,6 +1,6 @@
 """What an output is counted by: the numbers that its checks hold against bounds, and that others read by name.
 
-    CanonicalRowsFacts(kept=98, rejected=2, …) ─name_facts─► Manifest.facts {"kept": 98, …} ─read_facts─► the same
+    RawDatasetFacts(files=2, records=98, …) ─name_facts─► Manifest.values {"files": 2, …} ─read_facts─► the same
 
 A fact is a number that is compared, or a few more that people are shown. `manifest.None` in one says that
 its check has nothing to ask of this output; `UNCOUNTED` says that outputs of this kind do not have the fact at all.
@@ -57,90 +57,6 @@ class RawDatasetFacts:
     files: int
     empty_files: int
     parts: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CanonicalRowsFacts:
-    """What canonical rows are counted by, whatever they hold; `| str` is a share or count that may not apply."""
-
-    nonempty: int
-    accounted: int
-    unknown_roles: float | None
-    preference_data: float | None
-    unread_text: float | None = None
-    """Share of a record's text, on average, in the column of text that has most of what nothing reads."""
-    unread_flags: int | None = None
-    """Rows with a key or column that looks as if it said what trains, and that nothing reads."""
-    group_size: int | None
-    """Rows of the largest group."""
-    group_advice: int | None = None
-    """Points against the chosen group column."""
-    interval_mismatch: float | None = None
-    """Share of the steps of time series that are not as long as the recipe says."""
-    rejects: float
-    duplicates: float
-    records: int
-    """Records read, those that were not taken among them."""
-    kept: int
-    rejected: int
-    groups: int
-    splits: dict[str, int]
-    """Rows kept by split."""
-    boundaries: dict[str, str]
-    """Where splits by time begin: split → time; empty for all other splits."""
-    unpinned_boundaries: int | None
-    validation_source: bool
-    """Whether a source says of itself that it is for validation, so that no share of the others is held out."""
-    # Filters that compare rows with others.
-    decontamination_items: int | None = None
-    """Items of the benchmark file that has fewest."""
-    contaminated: float | None = None
-    near_duplicates: float | None = None
-    displaced: int | None = None
-    """Near duplicates that go in favour of a row after them in the source: an appended row may take the place of one
-    that an earlier build kept."""
-    # All but tables.
-    notes: dict[str, int] | Uncounted = UNCOUNTED
-    """What was noticed in records and changed nothing, by name."""
-    messages: int | Uncounted = UNCOUNTED
-    system_messages: int | Uncounted = UNCOUNTED
-    user_messages: int | Uncounted = UNCOUNTED
-    assistant_messages: int | Uncounted = UNCOUNTED
-    tool_messages: int | Uncounted = UNCOUNTED
-    other_messages: int | Uncounted = UNCOUNTED
-    """Messages of all other roles."""
-    reasoning_messages: int | Uncounted = UNCOUNTED
-    tool_call_messages: int | Uncounted = UNCOUNTED
-    tool_calls: int | Uncounted = UNCOUNTED
-    extracted_think_from_content: int | Uncounted = UNCOUNTED
-    moved_reasoning_keys: int | Uncounted = UNCOUNTED
-    dropped_think_messages: int | Uncounted = UNCOUNTED
-    tools_present: int | Uncounted = UNCOUNTED
-    tools_parsed_from_string: int | Uncounted = UNCOUNTED
-    # Prompts only.
-    ground_truth_conflicts: int | Uncounted = UNCOUNTED
-    """Prompts of which equal copies have different ground truths."""
-    # Token rows only.
-    fields_absent: float | Uncounted | None = UNCOUNTED
-    """Share of rows without a value of the declared field that most rows lack."""
-    # Preferences only.
-    swapped_pairs: int | Uncounted = UNCOUNTED
-    """Pairs of which another one prefers the other side."""
-    nonpositive_margins: int | Uncounted = UNCOUNTED
-    label_balance: float | Uncounted | None = UNCOUNTED
-    """Share of the rarer of good and bad answers."""
-    # Tables only.
-    columns: int | Uncounted = UNCOUNTED
-    characters: int | Uncounted = UNCOUNTED
-    """Characters of the records as JSON."""
-    non_finite: int | Uncounted = UNCOUNTED
-    """Floats that are NaN or infinite."""
-    table_contract: int | Uncounted = UNCOUNTED
-    """Differences between the table and its pinned contract, or between files that declare types."""
-    type_mismatch: int | Uncounted = UNCOUNTED
-    ambiguous_times: float | Uncounted | None = UNCOUNTED
-    """Share of records whose time may be meant in two ways, counted with an order column; of several problems, the most
-    frequent one's."""
 
 
 @dataclass(frozen=True, slots=True)

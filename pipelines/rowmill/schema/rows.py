@@ -7,12 +7,9 @@ keys with nulls for absent ones, and templates print those nulls.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
-from operator import itemgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -301,35 +298,6 @@ NORMALIZATION_COLUMNS = (
     "tools_parsed_from_string",
 )
 """Columns of `ROW_SCHEMA` that count what canonicalization noted; `rowmill stats` shows their sums."""
-
-MESSAGE_CONTENT_COUNTS = ("reasoning_messages", "tool_call_messages", "tool_calls")
-"""What `count_messages` counts in addition to roles."""
-
-
-def count_messages(conversations: Iterable[Sequence[Message]]) -> dict[str, dict[str, int]]:
-    """Count messages by role, those that hold reasoning or calls, and the calls."""
-    messages = list(chain.from_iterable(conversations))
-    # Most messages have only role and content, so only the few others are examined.
-    others = [message for message in messages if len(message) > 2]
-    calls = [len(other["tool_calls"]) for other in others if other.get("tool_calls")]
-    reasons = sum(bool(other.get("reasoning_content")) for other in others)
-    return {
-        "messages_by_role": dict(sorted(Counter(map(itemgetter("role"), messages)).items())),
-        "reasoning_and_calls": dict(zip(MESSAGE_CONTENT_COUNTS, (reasons, len(calls), sum(calls)), strict=True)),
-    }
-
-
-def subtract_messages(
-    counts: Mapping[str, Mapping[str, int]], removed: Iterable[Sequence[Message]]
-) -> dict[str, dict[str, int]]:
-    """Subtract the messages of some rows from the `count_messages` of all; roles with a count of zero are dropped."""
-    roles, others = count_messages(removed).values()
-    remaining = {role: count - roles.get(role, 0) for role, count in counts["messages_by_role"].items()}
-    return {
-        "messages_by_role": {role: count for role, count in remaining.items() if count},
-        "reasoning_and_calls": {name: counts["reasoning_and_calls"][name] - others[name] for name in others},
-    }
-
 
 REJECT_SCHEMA = make_required_schema(
     row_id=pa.string(), stage=pa.string(), reason=pa.string(), detail=pa.string(), raw=pa.binary()

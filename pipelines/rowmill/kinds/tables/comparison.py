@@ -40,8 +40,8 @@ from rowmill.kinds.tables.serialization import read_json
 from rowmill.parts.context import WorkContext
 from rowmill.schema import manifest
 from rowmill.schema.counts import compute_share
-from rowmill.schema.facts import CanonicalRowsFacts, read_facts
 from rowmill.schema.manifest import DisplayTable, Manifest, Part
+from rowmill.schema.row_counts import RowCounts
 
 
 def read_cells(records: pa.ChunkedArray, names: Sequence[str]) -> pl.DataFrame:
@@ -317,7 +317,7 @@ def compare_with_train(context: KindContext, parts: Sequence[Part]) -> TrainComp
     schema = load_observed_table(trained.details).schema
     tables = [context.store.table(part.files["records"], ["text_id", "record"]) for part in parts]
     generated = pa.concat_tables(tables) if tables else pa.table({"text_id": [], "record": []})
-    train = read_facts(CanonicalRowsFacts, rows.facts).splits.get("train", 0)
+    train = rows.get_counts(RowCounts).splits.get("train", 0)
     if not generated.num_rows or not train or not schema.names:
         return TrainComparison()
     # Numbered groups of private series are synthetic; only the other columns are compared.

@@ -4,7 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rowmill.schema.counts import Counts, Details, keep_largest, keep_samples
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rowmill.core.stage_names import CANONICAL_ROWS
+from rowmill.schema.checks import Check
+from rowmill.schema.counts import Counts, Details, compute_share, keep_largest, keep_samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,3 +52,103 @@ class PartitionPlanDetails(Details):
     """A digest of the states of the rows of each part that are not kept, by the part's number."""
     prefills: tuple[str, ...]
     """Fingerprints of the prefills of series."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRowCounts(Counts):
+    """What the rows of a table are counted by."""
+
+    columns: int = keep_largest()
+    characters: int = 0
+    """Characters of the records as JSON."""
+    non_finite: int = 0
+    """Floats that are NaN or infinite."""
+    contract_differences: int = 0
+    """Differences between the table and its pinned contract, or between files that declare types."""
+    mismatched_values: int = 0
+    """Values that do not fit the type of their column."""
+
+
+def count_table_rows(rows: pa.Table) -> TableRowCounts:
+    """Count the characters of a part's records, each with the end of its line."""
+    characters = pc.sum(pc.utf8_length(rows.column("record"))).as_py() or 0
+    return TableRowCounts(characters=characters + rows.num_rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupAdviceCounts(Counts):
+    """The chosen group column, assessed."""
+
+    group_objections: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeStepCounts(Counts):
+    """Steps of time series whose interval the recipe names."""
+
+    steps: int = 0
+    deviating_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderedTimeCounts(Counts):
+    """Records of a table with an order column, and those whose time may be meant in two ways.
+
+    Of several problems, the one that most of its records have.
+    """
+
+    ordered_records: int = 0
+    ambiguous_records: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePartDetails(Details):
+    """What one part of rows noticed of its cells."""
+
+    mismatches: Mapping[str, tuple[int, str, int]]
+    """By column, how many values do not fit its type, with the first text and its row."""
+    zones: Mapping[str, tuple[int, str, int]]
+    """Rows whose time is `with` a zone, or `without`, with the first cell and its record."""
+
+
+CHECKS = (
+    Check("group_advice", (CANONICAL_ROWS,), "at_most", 0, "warn",
+        "objections to the chosen group column",
+        "read table group_advice on this page, or try other columns with `rowmill advise {recipe}`",
+        applies_to="records in groups, and time series",
+        of=(GroupAdviceCounts,), value=lambda c: c.group_objections),
+    Check("interval_mismatch", (CANONICAL_ROWS,), "at_most", 0, "warn",
+        "share of time steps that differ from timestamp_interval_seconds",
+        "set the interval of the data, or omit it: a constant interval is detected",
+        applies_to="time series with timestamp_interval_seconds", is_share=True,
+        of=(TimeStepCounts,), value=lambda c: compute_share(c.deviating_steps, c.steps)),
+    Check("table_contract", (CANONICAL_ROWS,), "at_most", 0, "error",
+        "differences between the table and its pinned contract, or, without one, columns of which two files declare "
+        "different types", "correct the data at the named cell; or accept the difference: write the contract of the "
+        "current data with `rowmill advise {recipe} --write`, review it, and build again", applies_to="records",
+        only_for="record", names_samples=True,
+        of=(TableRowCounts,), value=lambda c: c.contract_differences),
+    Check("table_drift", (CANONICAL_ROWS,), "at_most", 0, "error",
+        "changes of the table since the published build: columns, types, formats, values that do not fit",
+        "correct the data at the named cell; or accept the change: write the contract of the current data with "
+        "`rowmill advise {recipe} --write`, review it, and build again; or waive the check for one build",
+        applies_to="records without a pinned contract, once a build is published", only_for="record",
+        names_samples=True),
+    Check("type_mismatch", (CANONICAL_ROWS,), "at_most", 0, "warn",
+        "values that do not fit the type of their column; depending on the table contract, their records are rejected "
+        "or the values become null",
+        "read the table type_mismatch; correct the values, add them to the column's na words, or give the column "
+        "another type in the table contract (`rowmill advise {recipe} --write`)", applies_to="records",
+        only_for="record", names_samples=True,
+        of=(TableRowCounts,), value=lambda c: c.mismatched_values),
+    Check("ambiguous_times", (CANONICAL_ROWS,), "at_most", 0.01, "error",
+        "share of records that the order column does not order: an hour that repeats without a zone, a time without a "
+        "zone among others, seconds among milliseconds, a time that repeats in a series; of several, the most frequent",
+        "read the table ambiguous_times on this page, which names the cells, and correct them in the source; if such "
+        "times belong to the data, waive the check", warn_from=0, applies_to="records with an order column",
+        only_for="record", requested_by=("format.data.order_training_examples_by",
+        "format.time_series.timestamp_column"), is_share=True, names_samples=True,
+        before_build="correct the cells in the source; if such times belong to the data, waive the check",
+        of=(OrderedTimeCounts,), value=lambda c: compute_share(c.ambiguous_records, c.ordered_records)),
+)  # fmt: skip
+"""The checks of what only tables count."""

@@ -1,8 +1,9 @@
 """The options of records: rows of a table, each one JSON object; alone, in groups, or in series."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, cast
 
+import pyarrow as pa
 from pydantic import BeforeValidator, field_validator, model_validator
 
 from rowmill.core.config import Config
@@ -13,10 +14,13 @@ from rowmill.kinds.reading.canonicalization import PREFERENCE_COLUMNS
 from rowmill.kinds.shared.filters import REMOVAL_FILTERS
 from rowmill.kinds.shared.messages import PAIR_COLUMNS, PRINTED_MESSAGES, is_list, is_mapping
 from rowmill.kinds.shared.samples import Recognition, Sample
+from rowmill.kinds.tables.counts import CHECKS, count_table_rows
 from rowmill.kinds.tables.generation import Generation
 from rowmill.kinds.tables.schema import Mode
 from rowmill.kinds.tables.serialization import Codec
 from rowmill.kinds.tables.table_contract import TableContract
+from rowmill.schema.checks import Check
+from rowmill.schema.counts import Counts
 from rowmill.schema.rows import RowKind
 
 DEFAULT_CAP = 10
@@ -217,6 +221,7 @@ class RecordOptions(DatasetKind):
     }
 
     PRECEDENCE: ClassVar[int] = 90
+    CHECKS: ClassVar[tuple[Check, ...]] = CHECKS
 
     kind: Literal["records"] = "records"
     """Rows of tables, in tabular, grouped or sequential mode; the mode follows from the options."""
@@ -295,6 +300,10 @@ class RecordOptions(DatasetKind):
             notes=notes,
             precedence=cls.PRECEDENCE,
         )
+
+    def count_rows(self, rows: pa.Table) -> Sequence[Counts]:
+        """Count the characters of the records."""
+        return [count_table_rows(rows)]
 
     @property
     def mode(self) -> Mode:

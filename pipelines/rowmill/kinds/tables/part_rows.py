@@ -34,6 +34,7 @@ from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.kinds.shared import filters
 from rowmill.kinds.shared.filters import reject_long_run
 from rowmill.kinds.shared.splits import SPLITS, Splits, Splitter, assign_split
+from rowmill.kinds.tables.counts import TablePartDetails, count_table_rows
 from rowmill.kinds.tables.inference import EVIDENCE, TableEvidence
 from rowmill.kinds.tables.options import RecordOptions
 from rowmill.kinds.tables.schema import ISO8601, RecordSchema, SortKey
@@ -51,9 +52,11 @@ from rowmill.kinds.tables.typed_cells import (
     write_members,
     write_strings,
 )
-from rowmill.parts.accounts import RejectLog, count_accounts, count_rows, write_accounts
+from rowmill.parts.accounts import RejectLog, write_accounts
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
-from rowmill.schema.rows import ROW_SCHEMA, Rejected, count_messages, make_plain_report
+from rowmill.schema.ledger import NOT_TAKEN
+from rowmill.schema.row_counts import RowCounts, count_written_rows
+from rowmill.schema.rows import ROW_SCHEMA, Rejected, make_plain_report
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +270,7 @@ def _open_row_builder(
     return builder, Splitter(splits, by_group=form.is_grouped)
 
 
-@part_function(version=1, makes_many=True)
+@part_function(version=2, makes_many=True)
 def make_table_part(tasks: Sequence[tuple[TableRowsInputs, PartPlace]]) -> list[PartResult]:
     """Make the rows of source parts of one dataset."""
     places = iter([place for _, place in tasks])
@@ -447,7 +450,9 @@ def mark_zones(texts: pa.LargeStringArray) -> NDArray[np.bool_]:
     return pc.fill_null(found, fill_value=False).to_numpy(zero_copy_only=False)
 
 
-def _count_zones(times: SourceColumn, kept: Bools, begin: int, numbers: Sequence[int]) -> dict[str, list[int | str]]:
+def _count_zones(
+    times: SourceColumn, kept: Bools, begin: int, numbers: Sequence[int]
+) -> dict[str, tuple[int, str, int]]:
     """Return how many rows of a part have a time with a zone, and without, each with the first cell and its record.
 
     `kept` bool[N] and `numbers` are those of the part, whose first record is `begin`.
@@ -456,7 +461,7 @@ def _count_zones(times: SourceColumn, kept: Bools, begin: int, numbers: Sequence
     zoned = mark_zones(times.values)[codes]
     found = {"with": np.flatnonzero(zoned & kept), "without": np.flatnonzero(~zoned & kept)}
     return {
-        name: [len(places), times.values[int(codes[places[0]])].as_py()[:80], numbers[int(places[0])]]
+        name: (len(places), times.values[int(codes[places[0]])].as_py()[:80], numbers[int(places[0])])
         for name, places in found.items()
         if len(places)
     }
@@ -468,24 +473,19 @@ def _save_table_rows(
     table: pa.Table,
     log: RejectLog,
     mismatches: Mismatches,
-    zones: Mapping[str, list[int | str]],
+    zones: Mapping[str, tuple[int, str, int]],
 ) -> PartResult:
     """Save a part's rows, its rejects and its ledger."""
     taken = inputs.part.records if inputs.take is None else min(inputs.take, inputs.part.records)
     left_out = [f"{inputs.part.part_id}:{number}" for number in range(taken, inputs.part.records)]
-    characters = pc.sum(pc.utf8_length(table.column("record"))).as_py() or 0
-    facts: dict[str, Any] = {
-        "records": inputs.part.records,
-        "further_rows": 0,
-        **count_rows(table),
-        **count_accounts(log, left_out),
-        **count_messages(()),
-        "characters": characters + table.num_rows,
-        "mismatches": dict(sorted(mismatches.items())),
-        "zones": zones,
-    }
     files = {
         "rows": place.write("rows", table),
         **write_accounts(place, table.column("row_id"), log, left_out),
     }
-    return PartResult(files, facts)
+    counted = count_written_rows(table) + RowCounts(
+        reasons=log.counts(),
+        left_out={NOT_TAKEN: len(left_out)} if left_out else {},
+        samples_of_rejects=log.find_samples(),
+    )
+    details = TablePartDetails(mismatches=dict(sorted(mismatches.items())), zones=dict(zones))
+    return PartResult(files, counts=(counted, count_table_rows(table)), details=(details,))

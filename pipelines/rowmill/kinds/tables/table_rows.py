@@ -19,7 +19,7 @@ is planned whole, are compared row by row, by an index of all rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
 from typing import Any
@@ -41,6 +41,13 @@ from rowmill.kinds.shared import splits
 from rowmill.kinds.shared.filters import FILTERS_OF_MADE_ROWS
 from rowmill.kinds.shared.splits import SPLITS, Splitter
 from rowmill.kinds.tables import part_rows
+from rowmill.kinds.tables.counts import (
+    GroupAdviceCounts,
+    OrderedTimeCounts,
+    TablePartDetails,
+    TableRowCounts,
+    TimeStepCounts,
+)
 from rowmill.kinds.tables.inference import (
     EVIDENCE,
     CellLocation,
@@ -78,9 +85,9 @@ from rowmill.kinds.tables.table_examples import CHARACTERS_PER_TOKEN, advise_gro
 from rowmill.parts.accounts import RewriteInputs, clean_value, rewrite_parts, tabulate_removed
 from rowmill.parts.context import StageOutput
 from rowmill.parts.functions import MappedParts
-from rowmill.schema.counts import compute_share
-from rowmill.schema.facts import CanonicalRowsFacts
+from rowmill.schema.counts import Counts, CountSet, compute_share
 from rowmill.schema.manifest import DisplayTable, Histogram, Part
+from rowmill.schema.row_counts import GroupCounts
 from rowmill.schema.rows import parse_row_id
 from rowmill.sources.parts import HELD_OUT
 from rowmill.sources.reading import load_scans, load_source_parts
@@ -106,7 +113,7 @@ def report_contract(
         draft.samples["table_contract"] = tuple(describe_changes(changes[:SHOWN_CHANGES], describe_place))
     mismatches: dict[str, tuple[int, str, CellLocation]] = {}
     for number, part in enumerate(draft.parts):
-        for name, (count, text, row) in part.facts.get("mismatches", {}).items():
+        for name, (count, text, row) in part.get_details(TablePartDetails).mismatches.items():
             known, first, place = mismatches.get(name, (0, text, (number, row)))
             mismatches[name] = (known + count, first, place)
     if mismatches:
@@ -120,7 +127,7 @@ def report_contract(
     return sum(count for count, _, _ in mismatches.values())
 
 
-VERSION = 8
+VERSION = 9
 """Increase it when any record may get a different type, text, key or split, or facts are counted differently."""
 
 
@@ -309,7 +316,7 @@ def apply_exact_splits(context: KindContext, parts: list[Part], observed: Observ
     for part, (begin, end) in zip(parts, pairwise(index.first_rows.tolist()), strict=True):
         is_same = (wanted[begin:end] == index.splits[begin:end]).all()
         changes.append(None if is_same else RewriteInputs(part, tabulate_removed({}), wanted[begin:end].tobytes()))
-    return rewrite_parts(context, parts, changes)
+    return rewrite_parts(context, parts, changes, context.dataset.format)
 
 
 def _find_hinted_rows(context: KindContext, index: RowIndex) -> NDArray[np.bool_]:
@@ -344,30 +351,28 @@ def _decide_exact_splits(context: KindContext, parts: Sequence[Part], index: Row
 
 
 def complete_table_output(context: KindContext, draft: StageOutput, observed: ObservedTable) -> StageOutput:
-    """Add the facts that only records have: schema, groups, times, splits."""
-    form, facts = require_records(context.dataset), draft.facts
-    assert isinstance(facts, CanonicalRowsFacts)
-    characters = sum(int(part.facts["characters"]) for part in draft.parts)
+    """Count what only tables have: schema, groups, times."""
+    form = require_records(context.dataset)
+    characters = draft.counts.get(TableRowCounts).characters
     # Times are compared of series, of a configured interval, and of dates in groups; but not of groups in a table that
     # is planned in partitions, so that no process holds all of its rows.
     is_whole = sum(part.files["rows"].rows for part in draft.parts) <= PARTITION_ROWS
     has_dates = form.mode == "grouped" and observed.order is not None and observed.order.is_date
     is_timed = form.mode == "sequential" or form.time_series.timestamp_interval_seconds is not None
     index = index_parts(context, draft.parts, observed) if is_timed or (has_dates and is_whole) else None
-    times = _measure_intervals(context, index)
-    ambiguous = report_ambiguous_times(context, draft, observed, index)
+    interval, steps = _measure_intervals(context, index)
     scans = load_scans(context.input(RAW_DATASET))
     changes = list(find_contract_changes(form.table, observed.evidence, scans)) if observed.contract else []
-    facts = replace(
-        facts,
-        columns=len(observed.schema.columns),
-        interval_mismatch=times["mismatch"],
-        characters=characters,
-        table_contract=len(changes),
-        type_mismatch=report_contract(context, draft, observed, changes),
-        non_finite=_count_non_finite(draft, observed),
-        ambiguous_times=None if ambiguous is None else ambiguous,
-    )
+    counted: list[Counts] = [
+        TableRowCounts(
+            columns=len(observed.schema.columns),
+            contract_differences=len(changes),
+            mismatched_values=report_contract(context, draft, observed, changes),
+            non_finite=_count_non_finite(draft, observed),
+        ),
+        *([] if steps is None else [steps]),
+        *([] if observed.order is None else [report_ambiguous_times(context, draft, observed.order, index)]),
+    ]
     draft.tables["columns"] = DisplayTable(
         ("column", "type", "nullable", "required"),
         tuple((column.name, column.type, column.nullable, column.required) for column in observed.schema.columns[:100]),
@@ -381,16 +386,16 @@ def complete_table_output(context: KindContext, draft: StageOutput, observed: Ob
             keys, sizes = count_group_sizes(context.store.table(file, ("group_key",)).column(0) for file in files)
         else:
             keys, sizes = (NO_KEY,), np.array([sum(file.rows for file in files)], np.int64)
-        facts = replace(
-            facts,
-            group_size=int(sizes.max(initial=0)) if is_whole else None,
-            group_advice=_report_groups(context, draft, keys, sizes, characters / max(int(sizes.sum()), 1)),
-            groups=len(keys),
-        )
-    draft.details["records"] = observed.to_json() | {"mode": form.mode, "interval_seconds": times["interval"]}
+        objections = _report_groups(context, draft, keys, sizes, characters / max(int(sizes.sum()), 1))
+        counted += [
+            GroupCounts(groups=len(keys), rows_of_largest_group=int(sizes.max(initial=0)), is_group_cut=not is_whole),
+            GroupAdviceCounts(group_objections=objections),
+        ]
+        draft.counts = draft.counts.without(GroupCounts)
+    draft.counts += CountSet.of(*counted)
+    draft.details["records"] = observed.to_json() | {"mode": form.mode, "interval_seconds": interval}
     # Parsing of generated records reads the schema, so a different schema is a different version.
     draft.card["schema"] = digest_json(observed.schema.to_json())
-    draft.facts = facts
     return draft
 
 
@@ -454,12 +459,12 @@ def _report_groups(
     return len(advice.unsuitable) + len(advice.warnings)
 
 
-def _measure_intervals(context: KindContext, index: RowIndex | None) -> dict[str, Any]:
-    """Return the interval of the series, configured or constant in the data, and the share of deviating steps."""
+def _measure_intervals(context: KindContext, index: RowIndex | None) -> tuple[str | None, TimeStepCounts | None]:
+    """Return the interval of the series, configured or constant in the data, and the steps that deviate from it."""
     form = require_records(context.dataset)
     configured = form.time_series.timestamp_interval_seconds
     if index is None or (form.mode != "sequential" and configured is None):
-        return {"interval": None, "mismatch": None}
+        return None, None
     # The differences of consecutive positions within each series.
     found = np.empty(0, np.int64)
     if (
@@ -475,10 +480,10 @@ def _measure_intervals(context: KindContext, index: RowIndex | None) -> dict[str
     if configured is None or index.unit is None:
         constant = len(found) > 0 and bool((found == found[0]).all()) and int(found[0]) > 0
         own = None if not constant or index.unit is None else int(found[0]) * index.unit
-        return {"interval": None if own is None else format(own, "f"), "mismatch": None}
+        return None if own is None else format(own, "f"), None
     units = float(configured) / float(index.unit)
     off = int((np.abs(found - units) > 1e-9 * max(units, 1)).sum())
-    return {"interval": str(configured), "mismatch": compute_share(off, len(found))}
+    return str(configured), TimeStepCounts(steps=len(found), deviating_steps=off)
 
 
 # ── Ambiguous times ────────────────────────────────────────────────────────────────────────────────
@@ -650,12 +655,10 @@ class TimeProblem:
 
 
 def report_ambiguous_times(
-    context: KindContext, draft: StageOutput, observed: ObservedTable, index: RowIndex | None
-) -> float | None:
-    """Report ambiguous times; return the share of records with the most frequent problem, None without an order."""
-    if observed.order is None:
-        return None
-    problems = [one for one in _find_problems(context, draft.parts, observed.order, index) if one is not None]
+    context: KindContext, draft: StageOutput, order: SortKey, index: RowIndex | None
+) -> OrderedTimeCounts:
+    """Report ambiguous times; return the records that may have the most frequent problem, and those that have it."""
+    problems = [one for one in _find_problems(context, draft.parts, order, index) if one is not None]
     if problems:
         draft.tables["ambiguous_times"] = DisplayTable(
             ("problem", "records", "series", "cell", "place", "what", "what_to_do"),
@@ -668,7 +671,12 @@ def report_ambiguous_times(
             for one in problems
             for series, cell, place, what in one.shown[:1]
         )
-    return max((compute_share(one.records, one.total) for one in problems), default=0.0)
+    worst = max(problems, key=lambda one: compute_share(one.records, one.total), default=None)
+    return (
+        OrderedTimeCounts()
+        if worst is None
+        else OrderedTimeCounts(ordered_records=worst.total, ambiguous_records=worst.records)
+    )
 
 
 def _find_problems(
@@ -686,7 +694,11 @@ def _find_problems(
         return cell, describe_place((part, parse_row_id(row_id)[1]))
 
     zoned, unzoned = (
-        [(number, *one) for number, part in enumerate(parts) if (one := part.facts["zones"].get(name)) is not None]
+        [
+            (number, *one)
+            for number, part in enumerate(parts)
+            if (one := part.get_details(TablePartDetails).zones.get(name)) is not None
+        ]
         for name in ("with", "without")
     )
     counts = [sum(count for _, count, _, _ in own) for own in (zoned, unzoned)]

@@ -9,7 +9,7 @@
 A search is kept under the part's and the index's fingerprints: the next build searches new parts only.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -29,7 +29,9 @@ from rowmill.kinds.shared.messages import get_at_path, is_mapping
 from rowmill.parts.accounts import plan_removal, rewrite_parts
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, RowFileInputs, part_function
 from rowmill.schema import manifest
+from rowmill.schema.counts import Counts, Details
 from rowmill.schema.manifest import DisplayTable, Part
+from rowmill.schema.row_counts import ContaminationCounts
 from rowmill.schema.rows import Rejected
 from rowmill.similarity.contamination import (
     Candidate,
@@ -108,12 +110,22 @@ class IndexInputs(PartInputs):
         return sum(scan.records for benchmark in self.scanned for scan in benchmark.scans)
 
 
-@part_function(version=2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkDetails(Details):
+    """What the index of all benchmarks was made of."""
+
+    files: tuple[tuple[str, str, int, int], ...]
+    """Benchmark, file, records and items of each."""
+    ignored_ngrams: int
+    """N-grams that too many items share."""
+
+
+@part_function(version=3)
 def index_benchmarks(inputs: IndexInputs, place: PartPlace) -> PartResult:
     """Write the benchmarks' items, and the index of their n-grams."""
     ngram, max_ngrams = inputs.options["ngram"], inputs.options["max_ngrams"]
     lines: list[dict[str, Any]] = []
-    counts: list[list[Any]] = []
+    counts: list[tuple[str, str, int, int]] = []
     for benchmark in inputs.scanned:
         before = 0
         for scan in benchmark.scans:
@@ -129,7 +141,7 @@ def index_benchmarks(inputs: IndexInputs, place: PartPlace) -> PartResult:
                 if any(len(hash_words([text]).hashes) for text in texts):
                     item = {"benchmark": benchmark.options.name, "item": before + number - 1, "source": scan.url}
                     lines.append(item | {"record": number, "texts": texts})
-            counts.append([benchmark.options.name, scan.url, scan.records, len(lines) - items_before])
+            counts.append((benchmark.options.name, scan.url, scan.records, len(lines) - items_before))
             before += scan.records
     texts = [text for line in lines for text in line["texts"]]
     owners = np.repeat(np.arange(len(lines)), [len(line["texts"]) for line in lines])
@@ -156,7 +168,7 @@ def index_benchmarks(inputs: IndexInputs, place: PartPlace) -> PartResult:
         ),
         "short": place.write("short", pa.table({"hashes": index.short_hashes, "items": index.short_items})),
     }
-    return PartResult(files, {"files": counts, "items": len(kept), "ignored_ngrams": ignored})
+    return PartResult(files, details=(BenchmarkDetails(files=tuple(counts), ignored_ngrams=ignored),))
 
 
 def _list_texts_of(value: Json) -> Iterator[str]:
@@ -200,13 +212,12 @@ CONTAMINATION_SCHEMA = make_required_schema(
 class RowSearch:
     """The parts after a filter that compares texts, its files about each of them, and what is counted and shown.
 
-    `rows` are found rows, by the name of the fact that is their share; `facts` are other facts.
+    `count` returns the counts, given how many records were taken.
     """
 
     parts: list[Part]
     found: Sequence[dict[str, File]]
-    rows: Mapping[str, int]
-    facts: Mapping[str, int]
+    count: Callable[[int], Counts]
     tables: Mapping[str, DisplayTable]
 
 
@@ -239,7 +250,7 @@ def remove_contaminated_rows(
     if options.action == "reject":
         removals = [dict(_list_rejects(context, part)) for part in searched]
         changes = [plan_removal(part, removed) for part, removed in zip(made, removals, strict=True)]
-        parts = rewrite_parts(context, made, changes)
+        parts = rewrite_parts(context, made, changes, context.dataset.format)
     shown: list[dict[str, Any]] = []
     rows_by_file: dict[tuple[str, str], int] = {}
     for one in searched:
@@ -251,7 +262,7 @@ def remove_contaminated_rows(
             rows_by_file[name] = rows_by_file.get(name, 0) + 1
         order = np.argsort(-table.column("coverage").to_numpy(), kind="stable")[:SHOWN_ROWS]
         shown = sorted(shown + table.take(order).to_pylist(), key=lambda line: -line["coverage"])[:SHOWN_ROWS]
-    files = [(*line, rows_by_file.get((line[0], line[1]), 0)) for line in index.facts["files"]]
+    files = [(*line, rows_by_file.get((line[0], line[1]), 0)) for line in index.get_details(BenchmarkDetails).files]
     columns = ("row_id", "text", "benchmark", "item", "item_text", "coverage")
     tables = {"benchmarks": DisplayTable(("benchmark", "file", "records", "items", "rows_found"), tuple(files))}
     if shown:
@@ -259,9 +270,13 @@ def remove_contaminated_rows(
     return RowSearch(
         parts=parts,
         found=[part.files for part in searched],
-        rows={"contaminated": sum(int(part.facts["rows"]) for part in searched)},
-        # Items in the benchmark file that has fewest.
-        facts={"decontamination_items": min(int(items) for _, _, _, items in index.facts["files"])},
+        count=lambda taken: ContaminationCounts(
+            records_beside_benchmarks=taken,
+            contaminated_records=sum(
+                part.files[CONTAMINATION_FILE].rows for part in searched if CONTAMINATION_FILE in part.files
+            ),
+            items_of_smallest_benchmark=min(items for _, _, _, items in index.get_details(BenchmarkDetails).files),
+        ),
         tables=tables,
     )
 
@@ -276,7 +291,7 @@ class SearchInputs(RowFileInputs):
     coverage: float
 
 
-@part_function(version=1)
+@part_function(version=2)
 def search_part(inputs: SearchInputs, place: PartPlace) -> PartResult:
     """Find the rows of a part that have an item of a benchmark."""
     rows = place.store.table(inputs.rows, ("row_id", *inputs.texts.columns))
@@ -311,7 +326,7 @@ def search_part(inputs: SearchInputs, place: PartPlace) -> PartResult:
     if lines:
         table = pa.Table.from_pylist(lines, schema=CONTAMINATION_SCHEMA)
         files[CONTAMINATION_FILE] = place.write("contamination", table)
-    return PartResult(files, {"rows": len(lines)})
+    return PartResult(files)
 
 
 def _list_rejects(context: StageContext, searched: Part) -> Iterator[tuple[int, Rejected]]:

@@ -35,6 +35,7 @@ from rowmill.parts.functions import (
     write_buckets,
 )
 from rowmill.schema.manifest import Part
+from rowmill.schema.row_counts import RowCounts
 from rowmill.schema.rows import Rejected
 from rowmill.stages.base import StageContext
 
@@ -52,7 +53,7 @@ def drop_duplicates(context: StageContext, parts: list[Part]) -> list[Part]:
     if context.dataset.filters.deduplicate == "off" or not parts:
         return parts
     column = "content_hash" if context.dataset.filters.deduplicate == "exact" else "dedupe_key"
-    blocks = cut_blocks([int(part.facts["kept"]) for part in parts], BLOCK_ROWS)
+    blocks = cut_blocks([part.get_counts(RowCounts).kept for part in parts], BLOCK_ROWS)
     buckets = count_buckets(len(blocks))
     rows_of_blocks = [tuple(parts[number].files["rows"] for number in block) for block in blocks]
     hashed = context.map(hash_block, [BlockRows(files, column, buckets) for files in rows_of_blocks]).parts
@@ -61,7 +62,7 @@ def drop_duplicates(context: StageContext, parts: list[Part]) -> list[Part]:
         split_block_repeats,
         [
             BlockRepeats(
-                tuple(int(parts[number].facts["kept"]) for number in block),
+                tuple(parts[number].get_counts(RowCounts).kept for number in block),
                 tuple(bucket.files[str(at)] for bucket in repeated if str(at) in bucket.files),
             )
             for at, block in enumerate(blocks)
@@ -75,7 +76,7 @@ def drop_duplicates(context: StageContext, parts: list[Part]) -> list[Part]:
     rewrites = [
         RewriteInputs(part, removed[number]) if number in removed else None for number, part in enumerate(parts)
     ]
-    return rewrite_parts(context, parts, rewrites)
+    return rewrite_parts(context, parts, rewrites, context.dataset.format)
 
 
 @dataclass(frozen=True, slots=True)

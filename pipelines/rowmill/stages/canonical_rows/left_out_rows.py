@@ -96,4 +96,4 @@ def leave_out_rows(
         for url, entries in selection.files.items()
     ]
     table = DisplayTable(("file", "entries", "rows", "entries_without_rows"), tuple(lines))
-    return rewrite_parts(context, parts, changes), {"leave_out": table}
+    return rewrite_parts(context, parts, changes, context.dataset.format), {"leave_out": table}

@@ -41,6 +41,7 @@ from rowmill.parts.functions import (
     write_buckets,
 )
 from rowmill.schema.manifest import DisplayTable, Part
+from rowmill.schema.row_counts import NearDuplicateCounts, RowCounts
 from rowmill.schema.rows import Rejected
 from rowmill.similarity.near_duplicates import (
     BANDS,
@@ -64,9 +65,9 @@ BLOCK_LINES = 1 << 22
 def collect_groups(context: StageContext, signed: Sequence[Part], starts: Ints) -> tuple[Integers, Integers]:
     """Return the rows that share a key with another row: the number of the key and the row.
 
-    `starts` are the first rows of the parts; each part has its lines in the file `bands`, and their number in `lines`.
+    `starts` are the first rows of the parts; each part has its lines in the file `bands`.
     """
-    blocks = cut_blocks([int(part.facts["lines"]) for part in signed], BLOCK_LINES)
+    blocks = cut_blocks([part.files["bands"].rows for part in signed], BLOCK_LINES)
     buckets = count_buckets(len(blocks))
     firsts = [int(starts[block.start]) for block in blocks]
     divided = context.map(
@@ -167,7 +168,7 @@ def remove_near_duplicates(context: StageContext, parts: list[Part]) -> RowSearc
             for part in parts
         ],
     ).parts
-    starts = compute_offsets([int(part.facts["kept"]) for part in parts])
+    starts = compute_offsets([part.get_counts(RowCounts).kept for part in parts])
     removed = _find_removed(context, signed, starts, options.threshold)
     named = _name_rows(context, parts, removed)
     found: list[dict[str, File]] = []
@@ -189,10 +190,13 @@ def remove_near_duplicates(context: StageContext, parts: list[Part]) -> RowSearc
         }
         changes.append(plan_removal(part, rejects) if options.action == "reject" else None)
     return RowSearch(
-        parts=rewrite_parts(context, parts, changes),
+        parts=rewrite_parts(context, parts, changes, context.dataset.format),
         found=found,
-        rows={"near_duplicates": len(removed.rows)},
-        facts={"displaced": int((removed.kept > removed.rows).sum())},
+        count=lambda taken: NearDuplicateCounts(
+            records_compared=taken,
+            near_duplicate_records=len(removed.rows),
+            displaced=int((removed.kept > removed.rows).sum()),
+        ),
         tables=_tabulate_pairs(context, parts, named, starts),
     )
 
@@ -206,7 +210,7 @@ class SignInputs(RowFileInputs):
     min_words: int
 
 
-@part_function(version=1)
+@part_function(version=2)
 def sign_part(inputs: SignInputs, place: PartPlace) -> PartResult:
     """Write the shingles and the band keys of a part's rows; rows with too few words have none."""
     rows = place.store.table(inputs.rows, ("content_hash", *inputs.texts.columns))
@@ -227,7 +231,7 @@ def sign_part(inputs: SignInputs, place: PartPlace) -> PartResult:
         "bands": place.write("bands", bands),
         "shingles": place.write("shingles", pa.table(columns)),
     }
-    return PartResult(files, {"lines": len(keys)})
+    return PartResult(files)
 
 
 def _find_removed(context: StageContext, signed: Sequence[Part], starts: Ints, threshold: float) -> Removed:

@@ -25,20 +25,19 @@ from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
-from rowmill.kinds.joint_rows import JointKind, find_joint_kind
+from rowmill.kinds.joint_rows import find_joint_kind
+from rowmill.kinds.prompts import PromptRowCounts
 from rowmill.kinds.shared.filters import FILTERS_OF_MADE_ROWS, identify_removal_filters
-from rowmill.kinds.shared.messages import KNOWN_ROLES
 from rowmill.kinds.shared.splits import Boundaries, Splitter, compute_boundaries
 from rowmill.kinds.shared.training_flags import explain_unread_flag, parse_unread_flag
 from rowmill.parts import accounts
 from rowmill.parts.accounts import SPLITS, RewriteInputs, rewrite_parts, tabulate_removed
-from rowmill.parts.context import StageOutput, collect_samples, format_rejected, scan_rows
+from rowmill.parts.context import StageOutput, format_rejected, scan_rows
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.counts import compute_share
-from rowmill.schema.facts import CanonicalRowsFacts
-from rowmill.schema.ledger import INTENDED_REASONS, KEPT, NO_RECORD_REASONS, REJECTED, count_unaccounted, sum_counts
-from rowmill.schema.manifest import DisplayTable, Histogram, Part
-from rowmill.schema.rows import MESSAGE_CONTENT_COUNTS, MESSAGE_KINDS, NORMALIZATION_COLUMNS, Rejected, make_row_schema
+from rowmill.schema.counts import Counts, CountSet
+from rowmill.schema.manifest import DisplayTable, Histogram, Part, add_up_counts
+from rowmill.schema.row_counts import GroupCounts, MessageCounts, RowCounts, TimeSplitCounts, UnreadCounts
+from rowmill.schema.rows import Rejected, make_row_schema
 from rowmill.sources.parts import HELD_OUT
 from rowmill.sources.reading import TakenGroup, load_part_groups
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
@@ -49,8 +48,8 @@ from rowmill.stages.canonical_rows import (
     near_duplicate_rows,
     text_rows,
 )
-from rowmill.stages.canonical_rows.contaminated_rows import RowSearch, ScannedBenchmark
-from rowmill.stats.tables import StatsInputs, count_rows_by_fact
+from rowmill.stages.canonical_rows.contaminated_rows import ScannedBenchmark
+from rowmill.stats.tables import StatsInputs, count_rows_of
 from rowmill.tokenization.stored_tokenizers import identify_tokenizer, open_recipe_tokenizer
 
 _Decisions = tuple[NDArray[np.int8], dict[int, Rejected]]
@@ -93,7 +92,7 @@ def split_by_time(context: StageContext, parts: list[Part]) -> tuple[list[Part],
         # A dropped row is written with an arbitrary split, which its reject does not show.
         change = RewriteInputs(part, tabulate_removed(rejected), np.maximum(codes, 0).tobytes())
         changes.append(None if is_same else change)
-    return rewrite_parts(context, parts, changes), resolved
+    return rewrite_parts(context, parts, changes, context.dataset.format), resolved
 
 
 def _reconcile_groups(
@@ -126,7 +125,7 @@ def _reconcile_groups(
     return reconciled
 
 
-VERSION = 15
+VERSION = 16
 """Increase it when any record may become another row, a row may be in another split, or facts change."""
 
 
@@ -209,13 +208,25 @@ def make_canonical_rows(
         keys = scan_rows(context.store, [part.files["rows"] for part in final], ["group_key"])
         counted = keys.group_by("group_key").agg(pl.len().alias("rows"))
         groups = counted.sort("rows", "group_key", descending=[True, False]).collect(engine="streaming")
-    facts = _count_rows(context, scanned, final, groups, boundaries, searches)
-    measured = text_rows.measure_preferences(context, final) | text_rows.measure_fields(context, final)
-    facts = replace(facts, **measured)
+    counts = add_up_counts(
+        final,
+        RowCounts(
+            records=sum(part.records for part in scanned),
+            validation_source=any(part.split_hint == "validation" for part in scanned),
+        ),
+        *text_rows.count_preferences(context, final),
+    )
+    taken = counts.get(RowCounts).count_taken()
+    further: list[Counts] = [search.count(taken) for search in searches]
+    if context.dataset.splits.group_key is not None:
+        largest = int(groups["rows"][0]) if len(groups) else 0
+        further.append(GroupCounts(groups=len(groups), rows_of_largest_group=largest))
+    if context.dataset.splits.time_key is not None:
+        further.append(TimeSplitCounts(boundaries=boundaries))
     conflicts = text_rows.find_truth_conflicts(context, parts)
     if conflicts is not None:
-        facts = replace(facts, ground_truth_conflicts=len(conflicts))
-    draft = _build_rows_output(context, facts, final, groups)
+        further.append(PromptRowCounts(conflicting_prompts=len(conflicts)))
+    draft = _build_rows_output(context, counts + CountSet.of(*further), final, groups)
     draft.samples |= {} if conflicts is None else {"ground_truth_conflicts": tuple(conflicts[:10])}
     draft.tables |= left_out_tables
     draft.parts_reused, draft.rows_made = made.reused, made.rows_made
@@ -251,133 +262,62 @@ def _limit_groups(context: StageContext, groups: Sequence[sources.PartGroup]) ->
     return taken
 
 
-def _count_rows(
-    context: StageContext,
-    scanned: Sequence[sources.SourcePart],
-    final: Sequence[Part],
-    groups: pl.DataFrame,
-    boundaries: dict[str, str],
-    searches: Sequence[RowSearch],
-) -> CanonicalRowsFacts:
-    """Sum the counts of the parts."""
-    records = sum(part.records for part in scanned)
-    ledger = _build_rows_ledger(final)
-    reasons = {reason: count for state, reason, count in ledger if state == REJECTED}
-    left_out = sum(count for state, _, count in ledger if state not in (KEPT, REJECTED))
-    # What is no record must not reduce the share of rejects.
-    taken = records - left_out - sum(reasons.get(reason, 0) for reason in NO_RECORD_REASONS)
-    kept = sum(int(p.facts["kept"]) for p in final)
-    options = context.dataset.splits
-    found: dict[str, Any] = {name: value for one in searches for name, value in one.facts.items()}
-    found |= {name: compute_share(rows, taken) for one in searches for name, rows in one.rows.items()}
-    if not isinstance(context.dataset.format, JointKind):
-        by_role = sum_counts(p.facts["messages_by_role"] for p in final)
-        counts = sum_counts(p.facts[name] for name in ("reasoning_and_calls", "noticed") for p in final)
-        # Roles that only some data names are counted together.
-        known = {f"{role}_messages": by_role.get(role, 0) for role in KNOWN_ROLES}
-        total = sum(by_role.values())
-        found |= {"messages": total, "other_messages": total - sum(known.values()), **known}
-        found |= {name: counts.get(name, 0) for name in (*MESSAGE_CONTENT_COUNTS, *NORMALIZATION_COLUMNS)}
-        found["notes"] = sum_counts(p.facts["notes"] for p in final)
-    return CanonicalRowsFacts(
-        nonempty=kept,
-        # A custom class may make several rows of one record; each has its own ledger line.
-        accounted=count_unaccounted(records + sum(int(p.facts["further_rows"]) for p in final), ledger),
-        unknown_roles=compute_share(sum(int(part.facts["rows_with_unknown_roles"]) for part in final), kept)
-        if context.dataset.row_kind in MESSAGE_KINDS
-        else None,
-        preference_data=compute_share(sum(int(part.facts["rows_with_preferences"]) for part in final), taken)
-        if context.dataset.format.list_answer_columns() is not None
-        else None,
-        unread_flags=None
-        if isinstance(context.dataset.format, JointKind)
-        else sum(int(part.facts.get("rows_with_unread_flags", 0)) for part in final),
-        unread_text=max(_share_unread_text(final).values(), default=0.0)
-        if any(part.facts.get("rows_searched") for part in final)
-        else None,
-        group_size=None if options.group_key is None else (int(groups["rows"][0]) if len(groups) else 0),
-        rejects=compute_share(sum(_select_unintended(reasons).values()), taken),
-        duplicates=compute_share(reasons.get("duplicate", 0), taken),
-        **found,
-        records=records,
-        kept=kept,
-        rejected=sum(reasons.values()),
-        groups=int(groups["rows"].len()),
-        splits=sum_counts(p.facts["splits"] for p in final),
-        boundaries=boundaries,
-        unpinned_boundaries=None if options.time_key is None else len(boundaries),
-        validation_source=any(part.split_hint == "validation" for part in scanned),
+def _build_rows_output(context: StageContext, counts: CountSet, final: list[Part], groups: pl.DataFrame) -> StageOutput:
+    rows, messages, unread = counts.get(RowCounts), counts.get(MessageCounts), counts.get(UnreadCounts)
+    samples, boundaries = rows.samples_of_rejects, counts.get(TimeSplitCounts).boundaries
+    rejects = (
+        (reason, count, " ".join(samples.get(reason, ())[:3])) for reason, count in _take_most_frequent(rows.reasons)
     )
-
-
-def _build_rows_ledger(final: Sequence[Part]) -> list[tuple[str, str, int]]:
-    reasons = sum_counts(p.facts["reasons"] for p in final)
-    left_out = sum_counts(p.facts["left_out"] for p in final)
-    return [
-        (KEPT, "", sum(int(p.facts["kept"]) for p in final)),
-        *((REJECTED, reason, count) for reason, count in reasons.items()),
-        *((state, "", count) for state, count in left_out.items()),
-    ]
-
-
-def _select_unintended(reasons: Mapping[str, int]) -> dict[str, int]:
-    return {reason: count for reason, count in reasons.items() if reason not in INTENDED_REASONS}
-
-
-def _build_rows_output(
-    context: StageContext, facts: CanonicalRowsFacts, final: list[Part], groups: pl.DataFrame
-) -> StageOutput:
-    reasons = sum_counts(p.facts["reasons"] for p in final)
-    samples = collect_samples(final, "examples_of_rejects")
-    rejects = ((reason, count, " ".join(samples.get(reason, ())[:3])) for reason, count in _take_most_frequent(reasons))
-    schemas = sum_counts(p.facts["schemas"] for p in final)
-    preferences = sum_counts(p.facts.get("preference_columns", {}) for p in final)
-    roles = sum_counts(p.facts["roles"] for p in final)
-    largest = ((str(group), int(rows)) for group, rows in groups.head(10).iter_rows())
-    by_role = sum_counts(p.facts["messages_by_role"] for p in final)
-    names = (*MESSAGE_CONTENT_COUNTS, *NORMALIZATION_COLUMNS)
-    noticed = [(name.replace("_", " "), int(getattr(facts, name))) for name in names] if by_role else []
+    largest = ((str(group), int(size)) for group, size in groups.head(10).iter_rows())
+    noticed = {
+        "reasoning messages": messages.reasoning_messages,
+        "tool call messages": messages.tool_call_messages,
+        "tool calls": messages.tool_calls,
+        "extracted think from content": messages.extracted_think_from_content,
+        "moved reasoning keys": messages.moved_reasoning_keys,
+        "dropped think messages": messages.dropped_think_messages,
+        "tools present": messages.tools_present,
+        "tools parsed from string": messages.tools_parsed_from_string,
+    }
     histograms: dict[str, Histogram] = {}
     if len(groups):
         sizes = groups["rows"].to_numpy().astype(np.int64)
         edges = find_distinct(np.geomspace(1, max(int(sizes.max()) + 1, 2), 24).round().astype(np.int64))
-        counts, _ = np.histogram(sizes, bins=edges)
+        heights, _ = np.histogram(sizes, bins=edges)
         bound = getattr(context.recipe.gates, "group_size", None)
         limit = bound.at_most if bound is not None and bound.at_most is not None else 10_000
-        bars = tuple(float(e) for e in edges), tuple(int(c) for c in counts)
+        bars = tuple(float(e) for e in edges), tuple(int(height) for height in heights)
         histograms["group_sizes"] = Histogram("rows per group", "rows", *bars, float(limit))
     return StageOutput(
-        facts,
+        counts=counts,
         parts=final,
-        ledger=_build_rows_ledger(final),
+        ledger=rows.list_ledger(),
         tables={
             "rejects": DisplayTable(("reason", "records", "for_example"), tuple(rejects)),
-            "schemas": DisplayTable(("schema", "rows"), tuple(schemas.items())),
-            **_tabulate_found("preference_columns", ("column", "records"), preferences.items()),
-            **_tabulate_found("unknown_roles", ("role", "rows"), _take_most_frequent(roles)),
+            "schemas": DisplayTable(("schema", "rows"), tuple(rows.schemas.items())),
+            **_tabulate_found("preference_columns", ("column", "records"), unread.preference_columns.items()),
+            **_tabulate_found("unknown_roles", ("role", "rows"), _take_most_frequent(messages.rows_by_unknown_role)),
             **_tabulate_found("largest_groups", ("group", "rows"), largest),
-            **_tabulate_found("roles", ("role", "messages"), _take_most_frequent(by_role)),
-            **_tabulate_found("reasoning_and_tools", ("found", "times"), noticed),
+            **_tabulate_found("roles", ("role", "messages"), _take_most_frequent(messages.messages_by_role)),
+            **_tabulate_found(
+                "reasoning_and_tools", ("found", "times"), noticed.items() if messages.messages_by_role else ()
+            ),
             # New rows move boundaries that are computed from shares, so a recipe should pin them.
-            **_tabulate_found("boundaries", ("split", "begins"), facts.boundaries.items()),
+            **_tabulate_found("boundaries", ("split", "begins"), boundaries.items()),
         },
         histograms=histograms,
         samples={
-            "rejects": accounts.describe_rejects(context, final, _select_unintended(reasons)),
+            "rejects": accounts.describe_rejects(context, final, rows.count_unintended()),
             "duplicates": samples.get("duplicate", ()),
-            "unknown_roles": _describe_unknown_roles(context, final),
-            "preference_data": _describe_preferences(context, final),
-            "unread_flags": _describe_unread_flags(context, final),
+            "unknown_roles": _describe_unknown_roles(context, final, messages.rows_by_unknown_role),
+            "preference_data": _describe_preferences(context, unread),
+            "unread_flags": _describe_unread_flags(context, messages.notes, unread),
             "unread_text": tuple(
-                f"column {name!r}: {share:.1%}" for name, share in list(_share_unread_text(final).items())[:5]
+                f"column {name!r}: {share:.1%}" for name, share in list(unread.share_unread_text().items())[:5]
             ),
             "group_size": tuple(str(name) for name in groups["group_key"].head(10).to_list()),
         }
-        | (
-            {"unpinned_boundaries": tuple(f"{name}: {at}" for name, at in facts.boundaries.items())}
-            if facts.boundaries
-            else {}
-        ),
+        | ({"unpinned_boundaries": tuple(f"{name}: {at}" for name, at in boundaries.items())} if boundaries else {}),
         schema=tuple(
             (f.name, str(f.type))
             for f in make_row_schema(context.dataset.row_kind, context.dataset.format.get_rollout_fields().columns)
@@ -385,33 +325,30 @@ def _build_rows_output(
     )
 
 
-def _describe_unknown_roles(context: StageContext, final: Sequence[Part]) -> tuple[str, ...]:
+def _describe_unknown_roles(context: StageContext, final: Sequence[Part], roles: Mapping[str, int]) -> tuple[str, ...]:
     """Describe the unknown roles, and where the first row with the most frequent one is."""
-    roles = sum_counts(p.facts["roles"] for p in final)
     if not roles:
         return ()
     most = accounts.sort_by_count(roles)[0][0]
-    having = [part for part in final if most in part.facts["roles"]]
+    having = [part for part in final if most in part.get_counts(MessageCounts).rows_by_unknown_role]
     first = accounts.find_first_row(context.store, having, "unknown_roles", most)
     place = accounts.RowLocator(context).locate(first, reads_lines=True) if first else ""
     return accounts.describe_values("role", roles, place)
 
 
-def _describe_preferences(context: StageContext, final: Sequence[Part]) -> tuple[str, ...]:
+def _describe_preferences(context: StageContext, unread: UnreadCounts) -> tuple[str, ...]:
     """Describe the columns of preference data, and where the first record with one of them is."""
-    columns = sum_counts(p.facts.get("preference_columns", {}) for p in final)
-    lines = accounts.describe_values("column", columns, "")
-    first = collect_samples(final, "examples_of_preferences", limit=1).get("", ())
+    lines = accounts.describe_values("column", unread.preference_columns, "")
+    first = unread.samples_of_preferences.get("", ())
     if not first:
         return lines
     return *lines, f"the first record is {accounts.RowLocator(context).locate(first[0], reads_lines=True)}"
 
 
-def _describe_unread_flags(context: StageContext, final: Sequence[Part]) -> tuple[str, ...]:
+def _describe_unread_flags(context: StageContext, counts: Mapping[str, int], unread: UnreadCounts) -> tuple[str, ...]:
     """Describe the flags that nothing reads, with a value and its place of each, and the options for it."""
-    counts = sum_counts(part.facts.get("notes", {}) for part in final)
     form, described = context.dataset.format, list[str]()
-    for note, (row_id, raw) in collect_samples(final, "examples_of_unread_flags", limit=2).items():
+    for note, (row_id, raw) in unread.samples_of_unread_flags.items():
         found = parse_unread_flag(note)
         assert found is not None
         place, name = found
@@ -430,12 +367,6 @@ def _describe_unread_flags(context: StageContext, final: Sequence[Part]) -> tupl
     return tuple(described)
 
 
-def _share_unread_text(final: Sequence[Part]) -> dict[str, float]:
-    searched = sum(int(part.facts.get("rows_searched", 0)) for part in final)
-    found = sum_counts(part.facts.get("unread_text", {}) for part in final)
-    return {name: compute_share(size / 1e6, searched) for name, size in accounts.sort_by_count(found)}
-
-
 def _take_most_frequent(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return accounts.sort_by_count(counts)[:30]
 
@@ -449,14 +380,14 @@ def _tabulate_found(
 
 STAGE = StageDeclaration(
     name=CANONICAL_ROWS,
-    facts=CanonicalRowsFacts,
+    counts=RowCounts,
     description="One row per record, in one shape for all sources; rejects are kept with their reason.",
     identity=identify_canonical_rows,
     prepare=_prepare_canonical_rows,
     inputs=(RAW_DATASET,),
     divides_into_shares=True,
     stats_inputs=StatsInputs(
-        count_rows_by_fact("kept", "row"),
+        count_rows_of(RowCounts, lambda counts: counts.kept, "row"),
         files={
             "rows": "rows",
             "rejects": "rejects",
@@ -464,6 +395,6 @@ STAGE = StageDeclaration(
             near_duplicate_rows.NEAR_DUPLICATES_FILE: "near_duplicate_groups",
         },
     ),
-    summarize=lambda facts, rows: (rows, format_rejected(facts.rejected)),
+    summarize=lambda counts, rows: (rows, format_rejected(counts.rejected)),
     compared=(ComparedFact("rows", "kept"), ComparedFact("rejected records", "rejected")),
 )

@@ -23,6 +23,7 @@ from rowmill import sources
 from rowmill.core.arrays import make_column
 from rowmill.core.json import Json, to_json
 from rowmill.core.stage_names import CANONICAL_ROWS
+from rowmill.kinds.preference import PreferenceRowCounts
 from rowmill.kinds.reading.canonicalization import (
     Canonicalizer,
     UnreadTextCounter,
@@ -36,22 +37,29 @@ from rowmill.kinds.shared import filters
 from rowmill.kinds.shared.filters import list_row_texts, reject_long_run
 from rowmill.kinds.shared.splits import SPLITS, Splitter, assign_split
 from rowmill.kinds.shared.training_flags import find_value, parse_unread_flag
-from rowmill.kinds.tokens import WITHOUT_FIELD
-from rowmill.parts.accounts import RejectLog, count_accounts, count_rows, write_accounts
+from rowmill.parts.accounts import RejectLog, write_accounts
 from rowmill.parts.context import scan_rows
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.recipe.recipe import Dataset
-from rowmill.schema.counts import compute_share
-from rowmill.schema.ledger import sum_counts
+from rowmill.schema.counts import Counts
+from rowmill.schema.ledger import NO_RECORD_REASONS, NOT_TAKEN
 from rowmill.schema.manifest import Part
+from rowmill.schema.row_counts import (
+    MessageCounts,
+    RowCounts,
+    UnreadCounts,
+    count_messages,
+    count_written_messages,
+    count_written_rows,
+)
 from rowmill.schema.rows import (
+    MESSAGE_KINDS,
     ROW_SCHEMA,
     Message,
     ParseReport,
     PlainChat,
     Rejected,
     Row,
-    count_messages,
     make_plain_report,
     make_row_schema,
 )
@@ -60,13 +68,13 @@ from rowmill.sources.reading import TakenGroup, count_group_records, read_taken_
 from rowmill.stages.base import StageContext
 
 
-def measure_preferences(context: StageContext, final: Sequence[Part]) -> dict[str, Any]:
-    """Return the facts about preferences; nothing for other rows."""
+def count_preferences(context: StageContext, final: Sequence[Part]) -> list[Counts]:
+    """Count what only all preferences together show; nothing for other rows."""
     if "rejected" not in make_row_schema(context.dataset.row_kind).names:
-        return {}
+        return []
     files = [part.files["rows"] for part in final if part.files["rows"].rows]
     if not files:
-        return {"swapped_pairs": 0, "nonpositive_margins": 0, "label_balance": None}
+        return [PreferenceRowCounts()]
     rows = scan_rows(context.store, files, ["messages", "chosen", "rejected", "margin"])
     pairs = rows.filter(pl.col("chosen").is_not_null() & pl.col("rejected").is_not_null())
     own, swapped = (
@@ -79,24 +87,17 @@ def measure_preferences(context: StageContext, final: Sequence[Part]) -> dict[st
         (pl.col("margin") <= 0).sum().alias("nonpositive"),
     ).collect(engine="streaming")
     good, bad, nonpositive = (int(value) for value in counted.row(0))
-    return {
-        "swapped_pairs": int(
-            swapped.join(own, on="pair", how="semi").select(pl.len()).collect(engine="streaming").item()
-        ),
-        "nonpositive_margins": nonpositive,
-        "label_balance": compute_share(min(good, bad), good + bad) if context.recipe.objective == "unpaired" else None,
-    }
-
-
-def measure_fields(context: StageContext, parts: Sequence[Part]) -> dict[str, Any]:
-    """Return the share of token rows that lack the declared field that most rows lack."""
-    if context.dataset.row_kind != "tokens":
-        return {}
-    names = context.dataset.format.get_rollout_fields().names
-    notes = sum_counts(part.facts["notes"] for part in parts)
-    rows = sum(sum(part.facts["schemas"].values()) for part in parts)
-    lacking = max((notes.get(f"{WITHOUT_FIELD}{name}", 0) for name in names), default=0)
-    return {"fields_absent": compute_share(lacking, rows) if rows and names else None}
+    is_unpaired = context.recipe.objective == "unpaired"
+    return [
+        PreferenceRowCounts(
+            pairs_swapped=int(
+                swapped.join(own, on="pair", how="semi").select(pl.len()).collect(engine="streaming").item()
+            ),
+            margins_not_positive=nonpositive,
+            good_answers=good if is_unpaired else 0,
+            bad_answers=bad if is_unpaired else 0,
+        )
+    ]
 
 
 def find_truth_conflicts(context: StageContext, parts: Sequence[Part]) -> list[str] | None:
@@ -180,17 +181,9 @@ class RowColumns:
         self.unread_flags: dict[str, list[str]] = {}
         """The first row with each flag that nothing reads, and the flag's value, by the row's note."""
 
-    def count(self) -> dict[str, Any]:
-        """Return the part's facts about its records and messages, which its table does not show."""
-        conversations = chain((row.messages for row in self.rows), self.chats)
-        return {
-            "preference_columns": dict(sorted(self.preferences.items())),
-            "rows_with_preferences": len(self.with_preferences),
-            "examples_of_preferences": {"": self.with_preferences[:3]},
-            "rows_with_unread_flags": self.with_unread_flags,
-            "examples_of_unread_flags": dict(sorted(self.unread_flags.items())),
-            **count_messages(conversations),
-        }
+    def count(self) -> MessageCounts:
+        """Count the messages of all rows, which the table does not show."""
+        return count_messages(chain((row.messages for row in self.rows), self.chats))
 
     def note_preferences(self, row_id: str, names: Sequence[str]) -> None:
         """Count a record's columns of preference data, whether or not the record is rejected."""
@@ -343,7 +336,7 @@ class CanonicalInputs(PartInputs):
         return sum(max(part.length, part.records * 200) for part, _ in self.taken)
 
 
-@part_function(version=1)
+@part_function(version=2)
 def canonicalize_part(inputs: CanonicalInputs, place: PartPlace) -> PartResult:
     """Make canonical rows of some source parts; a kind may make several of one record."""
     # A user's class may keep state: every part gets a new reader.
@@ -387,18 +380,32 @@ def canonicalize_part(inputs: CanonicalInputs, place: PartPlace) -> PartResult:
                 if row.report.notes:
                     columns.note_unread_flags(name, row, record.value)
     table = columns.table()
-    facts: dict[str, Any] = {
-        "records": count_group_records(inputs.taken),
-        "is_text_file": sources.find_file_format(inputs.taken[0][0].reader).has_documents,
-        "further_rows": further,
-        **count_accounts(log, left_out),
-        **columns.count(),
-        **count_rows(table),
-        "unread_text": dict(sorted(unread.columns.items())),
-        "rows_searched": unread.rows,
-    }
+    form, reasons = inputs.dataset.format, log.counts()
+    read = count_group_records(inputs.taken) - sum(reasons.get(reason, 0) for reason in NO_RECORD_REASONS)
+    counted = (
+        count_written_rows(table)
+        + RowCounts(
+            further_rows=further,
+            reasons=reasons,
+            left_out={NOT_TAKEN: len(left_out)} if left_out else {},
+            is_text_file=sources.find_file_format(inputs.taken[0][0].reader).has_documents,
+            samples_of_rejects=log.find_samples(),
+        ),
+        count_written_messages(table, holds_messages=inputs.dataset.row_kind in MESSAGE_KINDS) + columns.count(),
+        UnreadCounts(
+            answer_records=0 if form.list_answer_columns() is None else read,
+            records_with_preferences=len(columns.with_preferences),
+            preference_columns=dict(sorted(columns.preferences.items())),
+            rows_with_unread_flags=columns.with_unread_flags,
+            rows_searched=unread.rows,
+            unread_millionths=dict(sorted(unread.columns.items())),
+            samples_of_preferences={"": tuple(columns.with_preferences[:3])} if columns.with_preferences else {},
+            samples_of_unread_flags={note: tuple(found) for note, found in sorted(columns.unread_flags.items())},
+        ),
+        *form.count_rows(table),
+    )
     files = {
         "rows": place.write("rows", table),
         **write_accounts(place, table.column("row_id"), log, left_out),
     }
-    return PartResult(files, facts)
+    return PartResult(files, counts=counted)

@@ -40,6 +40,7 @@ from rowmill.schema.example_counts import (
 )
 from rowmill.schema.examples import make_example_schema
 from rowmill.schema.manifest import DisplayTable, Manifest, add_up_counts
+from rowmill.schema.row_counts import RowCounts
 from rowmill.schema.rows import EXAMPLE_COLUMNS, describe_columns
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.tokenized_examples import text_parts
@@ -172,7 +173,7 @@ def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: s
         [
             text_parts.TokenizeInputs(
                 options=digest_json(identity, tokenizer.card.digest, _spec_to_json(spec)),
-                is_text_file=bool(part.facts["is_text_file"]),
+                is_text_file=part.get_counts(RowCounts).is_text_file,
                 rows=part.files["rows"],
                 tokenizer=path,
                 dataset=context.dataset,

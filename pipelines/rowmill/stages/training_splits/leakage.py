@@ -29,8 +29,8 @@ from rowmill.kinds.shared.splits import SPLITS, Boundaries, Splitter
 from rowmill.parts.context import scan_rows
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.counts import compute_share
-from rowmill.schema.facts import CanonicalRowsFacts, read_facts
 from rowmill.schema.manifest import Manifest
+from rowmill.schema.row_counts import RowCounts, TimeSplitCounts
 from rowmill.schema.rows import TREE_COLUMNS, Rejected
 from rowmill.shards import native
 from rowmill.shards.native import read_unpadded
@@ -134,7 +134,7 @@ def find_leaks(context: StageContext, packed: Mapping[str, Manifest]) -> LeakRep
     worst = 0.0
     for name, dataset in context.recipe.datasets.items():
         own = {str(split): int(n) for ds, split, n in counts.iter_rows() if ds == name}
-        has_source = read_facts(CanonicalRowsFacts, sources[name].canonical.facts).validation_source
+        has_source = sources[name].canonical.get_counts(RowCounts).validation_source
         # A dataset with a source of test rows holds out no others.
         of_source = {*(["validation"] if has_source else []), *([] if dataset.splits.test else ["test"])}
         # Rows of held-out sources do not count toward configured shares.
@@ -210,7 +210,7 @@ def _count_time_leaks(leaks: LeakReport, context: StageContext, sources: Mapping
     for name, source in sources.items():
         splits = context.recipe.datasets[name].splits
         # Those computed from shares of time; none if nothing was held out.
-        recorded = read_facts(CanonicalRowsFacts, source.canonical.facts).boundaries
+        recorded = source.canonical.get_counts(TimeSplitCounts).boundaries
         boundaries = splits.boundaries or (Boundaries.model_validate(recorded) if recorded else None)
         if splits.time_key is None or boundaries is None:
             continue

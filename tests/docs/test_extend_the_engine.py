@@ -54,9 +54,10 @@ found["gates"] = [
 graph = build_definitions([config], root).resolve_asset_graph()
 census = next(graph.get(key) for key in graph.get_all_asset_keys() if key.path[-1] == "cards.row_census")
 found["asset"] = [census.description, sorted("/".join(key.path) for key in census.parent_keys)]
-judged = "SELECT dataset, outcome, value, bound FROM check_results WHERE check_name = 'files' ORDER BY 1"
+judged = "SELECT dataset, outcome, value, bound FROM check_results WHERE check_name = 'marked_questions' ORDER BY 1"
 found["checks"] = query(judged)
-found["asked"] = sorted("/".join(key.asset_key.path) for key in graph.asset_check_keys if key.name == "files")
+own = [key for key in graph.asset_check_keys if key.name == "marked_questions"]
+found["asked"] = sorted("/".join(key.asset_key.path) for key in own)
 
 
 def read(dataset, stage, file):
@@ -101,13 +102,13 @@ def test_what_the_page_adds_is_built_verified_and_exported(tmp_path: Path) -> No
     engine, project = tmp_path / "engine", tmp_path / "project"
     recipe = apply_page(engine)
     # Few rows: what is a share of nothing says nothing here.
-    recipe["gates"] |= LENIENT | {"files": {"at_least": 2}}
+    recipe["gates"] |= LENIENT | {"marked_questions": {"at_least": 1}}
     recipe["datasets"]["cards"]["source"]["train_urls"].append("data/more.cards.gz")
     for name in ("configs", "data"):
         (project / name).mkdir(parents=True)
     (project / "configs/demo").symlink_to(ROOT / "configs/demo")
     (project / "configs/both.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    questions = [{"question": f"{i} and {i}?", "answers": [f"{i}", f"*{2 * i}"]} for i in range(12)]
+    questions = [{"question": f"{i} and {i}{'?' if i else ''}", "answers": [f"{i}", f"*{2 * i}"]} for i in range(12)]
     bad = [{"question": "no right answer", "answers": []}, {"question": "no answers"}]
     (project / "data/questions.jsonl").write_bytes(lines([*questions, *bad]))
     (project / "data/words.cards").write_text("".join(f"word {i}|wort {i}\n" for i in range(9)), encoding="utf-8")
@@ -124,12 +125,12 @@ def test_what_the_page_adds_is_built_verified_and_exported(tmp_path: Path) -> No
     assert {"both/cards/row_census", "both/questions/row_census"} <= {*made["gates"]}, "each stage is a gate of ranks"
     assert made["asset"] == ["The rows of a dataset, counted once more.", ["both/cards.canonical_rows"]]
     assert made["rows"] == [["cards", 10], ["questions", 12]]
-    assert made["checks"] == [["cards", "passed", 2, 2], ["questions", "failed", 1, 2]]
-    assert made["asked"] == ["both/cards.raw_dataset", "both/questions.raw_dataset"]
-    assert all("add the files that are missing" in made[command] for command in ("build", "verify"))
+    assert made["checks"] == [["cards", "not_applicable", None, 1], ["questions", "failed", round(11 / 12, 9), 1]]
+    assert made["asked"] == ["both/cards.canonical_rows", "both/questions.canonical_rows"]
+    assert all("write the question mark that is missing" in made[command] for command in ("build", "verify"))
     assert '"const": "quiz"' in made["schema"], "editors complete the name of the kind"
     cards = [["pair", f"word {i}", f"wort {i}"] for i in range(9)]
-    answers = sorted(["pair", f"{i} and {i}?", f"{2 * i}"] for i in range(12))
+    answers = sorted(["pair", one["question"], f"{2 * i}"] for i, one in enumerate(questions))
     assert made["pairs"] == {"cards": [["pair", "sky", "blue"], *cards], "questions": answers}
     assert all(0 < sum(mask) < len(mask) for mask in made["masks"]), "the answer trains, the question does not"
     columns = {"prompt": "text", "response": "text"}

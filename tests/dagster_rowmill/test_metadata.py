@@ -17,8 +17,10 @@ from rowmill.checks.judge import CheckResult
 from rowmill.core.storage import Store
 from rowmill.recipe.recipe import parse_recipe
 from rowmill.reports import plots
-from rowmill.schema.facts import PackedShardsFacts, RawDatasetFacts, name_facts
+from rowmill.schema.counts import CountSet
+from rowmill.schema.facts import PackedShardsFacts, name_facts
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest, Part
+from rowmill.schema.source_counts import SourceCounts
 from tests.support.tiny_project import RECIPE, ROOT, Tiny, chat
 
 STORE = Store("/store")
@@ -94,8 +96,8 @@ def test_facts_that_are_no_numbers_are_left_out_and_shares_are_of_what_a_model_s
     page = make_page(report(token_ledger=ledger))
     assert page["trained_share"].value == pytest.approx(0.3)
     assert page["tokens"].value == 100
-    facts = name_facts(RawDatasetFacts(nonempty=9, records=9, files=1, empty_files=0, parts=18))
-    page = make_page(report(key=("r", "d", "raw_dataset"), stage="raw_dataset", facts=facts))
+    counts = CountSet.of(SourceCounts(records=9, files=1, parts=18)).to_json()
+    page = make_page(report(key=("r", "d", "raw_dataset"), stage="raw_dataset", facts={}, counts=counts))
     assert (page["parts"].value, page["build_parts"].value) == (18, 0)
 
 

@@ -40,6 +40,7 @@ from rowmill.kinds.text import describe_printed_chats
 from rowmill.parts.accounts import clean_value
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.rows import MESSAGE_KEYS, Row
+from rowmill.schema.source_counts import SourceCounts
 from rowmill.sources.reading import load_scans, load_source_parts
 from rowmill.stages import catalog
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
@@ -190,7 +191,7 @@ def _judge_output(project: Project, trial: Project, step: Step, output: Manifest
     if step.name == PACKED_SHARDS:
         # What packing leaves over is most of a few records.
         return []
-    tried = int(raw.facts["records"])
+    tried = raw.get_counts(SourceCounts).records
     failed = [one for one in judge.run_checks(trial.store, output, step.thresholds) if one.failed and not one.waiver]
     failed = [one for one in failed if one.check in CHECKS_BY_NAME]
     certain = [one for one in failed if one.blocking and _is_certain(one)]

@@ -28,6 +28,7 @@ from rowmill.schema.example_counts import (
     TemplateCounts,
     TextFileCounts,
 )
+from rowmill.schema.length_counts import LengthCounts
 from rowmill.schema.row_counts import (
     ContaminationCounts,
     GroupCounts,
@@ -37,6 +38,7 @@ from rowmill.schema.row_counts import (
     TimeSplitCounts,
     UnreadCounts,
 )
+from rowmill.schema.source_counts import SourceCounts
 
 RESULT_VERSION = 9
 """Increase it when the meaning of a check or the form of a result changes: saved results are then judged again."""
@@ -48,13 +50,14 @@ _OF_ALL_DATA: tuple[Check, ...] = (
         "check the source's paths and files, or read the rejects with "
         "`rowmill sql \"from rejects where dataset = '{dataset}' limit 20\" {recipe}`",
         before_build="check the source's paths and files",
-        of=(RowCounts, ExampleCounts), value=lambda c: c.count_output()),
+        of=(SourceCounts, RowCounts, ExampleCounts), value=lambda c: c.count_output()),
     Check("accounted", (CANONICAL_ROWS, TOKENIZED_EXAMPLES), "at_most", 0, "error",
         "records or tokens that are missing from the ledger",
         "this is a bug of rowmill: report it with the manifest", waivable=False,
         of=(RowCounts, ExampleCounts), value=lambda c: c.count_unaccounted()),
     Check("empty_files", (RAW_DATASET,), "at_most", 0, "warn",
-        "source files without a single record", "remove them from the source, or fetch them again"),
+        "source files without a single record", "remove them from the source, or fetch them again",
+        of=(SourceCounts,), value=lambda c: c.files_without_records),
     Check("doubtful_header", (RAW_DATASET,), "at_most", 0, "warn",
         "CSV files whose header looks like the rows below it: its first record may be the header",
         "write source.header: false if the files have no header, or source.header: true if they have",
@@ -210,7 +213,8 @@ _OF_ALL_DATA: tuple[Check, ...] = (
         of_kinds={"record": "raise seq_len or format.assembly.max_seq_length, choose a finer group column (`rowmill "
         "advise {recipe}`), cut groups by format.assembly.on_overflow: split, or accept the loss in "
         "gates.context_overflow"},
-        names_samples=True, is_share=True),
+        names_samples=True, is_share=True,
+        of=(LengthCounts,), value=lambda c: c.share_overlong()),
     Check("conservation", (PACKED_SHARDS, GPU_PARTITIONS, EXPORTS), "at_most", 0, "error",
         "tokens or segments that differ between the stage's inputs and the files read back",
         "remove the stage's folder and build again; if it returns, report it", waivable=False),

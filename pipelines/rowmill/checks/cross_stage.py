@@ -33,12 +33,12 @@ from rowmill.schema import manifest
 from rowmill.schema.example_counts import ExampleCounts, RowExampleCounts
 from rowmill.schema.facts import (
     PackedShardsFacts,
-    RawDatasetFacts,
     read_facts,
 )
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, REJECTED
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.row_counts import RowCounts
+from rowmill.schema.source_counts import SourceCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +196,8 @@ def read_counts(output: Manifest) -> dict[str, float]:
 
 
 def _count_source(scanned: Manifest) -> dict[str, float]:
-    facts = read_facts(RawDatasetFacts, scanned.facts)
-    return {"files": facts.files, "records": facts.records}
+    counts = scanned.get_counts(SourceCounts)
+    return {"files": counts.files, "records": counts.records}
 
 
 def _count_rows(canonical: Manifest) -> dict[str, float]:

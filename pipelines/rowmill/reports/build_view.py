@@ -36,10 +36,10 @@ from rowmill.schema.facts import (
     FactsT,
     PackedShardsFacts,
     TrainingSplitsFacts,
-    TruncationStatsFacts,
     read_facts,
 )
 from rowmill.schema.ledger import KEPT
+from rowmill.schema.length_counts import LengthCounts
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
 from rowmill.schema.row_counts import RowCounts
 from rowmill.stats.views import describe_estimate
@@ -193,11 +193,11 @@ class BuildView:
 
     def list_hints(self, name: str) -> list[str]:
         """Return a dataset's hints; the limit in them is the option that sets it, `seq_len` if the dataset has none."""
-        facts = self.find_facts(name, TRUNCATION_STATS, TruncationStatsFacts)
+        counts = self.find_counts(name, TRUNCATION_STATS, LengthCounts)
         dataset = self.project.recipe.datasets[name]
         option, value = dataset.format.get_length_limit(dataset)
         shown = "seq_len" if value is None else option
-        return [hint.replace("max_length", shown) for hint in facts.hints] if facts is not None else []
+        return [hint.replace("max_length", shown) for hint in counts.hints] if counts is not None else []
 
     @cached_property
     def flows(self) -> Mapping[str, tuple[Flow, Flow]]:

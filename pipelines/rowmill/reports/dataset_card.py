@@ -39,8 +39,8 @@ from rowmill.core.storage import File, Store, damaged_file_error
 from rowmill.reader.published import PublishedBuild, open_published
 from rowmill.reports.build_view import BuildView
 from rowmill.schema import manifest
-from rowmill.schema.facts import RawDatasetFacts, read_facts
 from rowmill.schema.manifest import Manifest, StageKey
+from rowmill.schema.source_counts import SourceCounts
 
 README_NAME, CROISSANT_NAME = "README.md", "croissant.json"
 LICENSE_PATTERN = re.compile(r"[a-z0-9][a-z0-9.+-]*")
@@ -258,7 +258,7 @@ class _Card:
             ("", ""), [("built", self.ranks.built_at), ("tokenizer name", tokenizer), *shown.items()]
         )
         yield "\n## Sources\n"
-        facts = [(name, raw, read_facts(RawDatasetFacts, raw.facts)) for name, raw in self.raw.items()]
+        facts = [(name, raw, raw.get_counts(SourceCounts)) for name, raw in self.raw.items()]
         yield from _render_table(
             ("dataset", "source", "licence", "files", "records", "content"),
             [

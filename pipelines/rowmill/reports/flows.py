@@ -21,10 +21,11 @@ from rowmill.core.html import choose_role, link_text
 from rowmill.core.stage_names import PACKED_SHARDS, TOKENIZED_EXAMPLES, TRAINING_SPLITS
 from rowmill.inspection.trace import DATASET_CHAIN
 from rowmill.schema.example_counts import ExampleCounts
-from rowmill.schema.facts import PackedShardsFacts, RawDatasetFacts, read_facts
+from rowmill.schema.facts import PackedShardsFacts, read_facts
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import Manifest
 from rowmill.schema.row_counts import RowCounts
+from rowmill.schema.source_counts import SourceCounts
 
 BranchKind = Literal["rejected", "left_out", "evaluation", "added", "trained", "context", "padding", "unaccounted"]
 """What a branch is: lost for a reason, left out on purpose, for evaluation, added, or a class of the last level."""
@@ -75,7 +76,7 @@ def iterate_row_levels(chain: Mapping[str, Manifest], dataset: str) -> Iterator[
     raw, rows, examples, packed = (chain.get(stage) for stage in DATASET_CHAIN)
     if raw is None:
         return
-    records = read_facts(RawDatasetFacts, raw.facts).records
+    records = raw.get_counts(SourceCounts).records
     if rows is None:
         yield FlowLevel("records read", "rows", records)
         return

@@ -19,10 +19,10 @@ from rowmill.reports.console import format_key, render_check_result, render_mani
 from rowmill.schema.example_counts import ExampleCounts, RowExampleCounts, TemplateCounts
 from rowmill.schema.facts import (
     PackedShardsFacts,
-    TruncationStatsFacts,
     read_facts,
     require_counted,
 )
+from rowmill.schema.length_counts import LengthCounts
 from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
 from rowmill.schema.row_counts import MessageCounts, RowCounts
 from rowmill.schema.rows import NORMALIZATION_COLUMNS
@@ -270,14 +270,14 @@ def _render_label(label: str) -> Text:
 
 
 def _render_lengths(output: Manifest) -> Iterator[RenderableType]:
-    facts = read_facts(TruncationStatsFacts, output.facts)
-    total = sum(facts.buckets.values())
-    counts = [facts.buckets[name] for name in LENGTH_BUCKETS]
+    counted = output.get_counts(LengthCounts)
+    total = sum(counted.buckets.values())
+    counts = [counted.buckets[name] for name in LENGTH_BUCKETS]
     yield _render_label(f"{output.histograms['lengths'].title} in tokens")
-    yield Text("    " + "   ".join(f"{name} {value:,}" for name, value in facts.quantiles.items()))
+    yield Text("    " + "   ".join(f"{name} {value:,}" for name, value in counted.quantiles.items()))
     for line in plots.draw_histogram_text(output.histograms["lengths"], width=72, lines=12).splitlines()[1:]:
         yield Text(f"    {line}", DIM if line.startswith("──") else "")
-    yield _render_label(f"length as a share of the limit of {facts.limit:,}")
+    yield _render_label(f"length as a share of the limit of {counted.limit:,}")
     shares = [format_percent(count, total) for count in counts]
     yield make_grid(list(LENGTH_BUCKETS.values()), [counts, shares], indent=4)
     if "stages" in output.tables:
@@ -286,14 +286,14 @@ def _render_lengths(output: Manifest) -> Iterator[RenderableType]:
             for stage, touched, messages, tokens, trained in output.tables["stages"].rows
         ]
         yield from (_render_label("what truncation removed"), make_grid(TRUNCATION_COLUMNS, removed, indent=4))
-    if facts.dropped_for_length:
-        yield Text(f"    dropped for length: {format_count(facts.dropped_for_length, 'row')}")
+    if counted.dropped_for_length:
+        yield Text(f"    dropped for length: {format_count(counted.dropped_for_length, 'row')}")
     table = output.tables["what_if"]
     is_planned = "examples" in table.columns
     # A plan makes different examples at each limit, so records are counted instead.
-    whole, place = (require_counted(facts.records), 2) if is_planned else (facts.examples, 1)
+    whole, place = (counted.measured_rows, 2) if is_planned else (counted.examples, 1)
     lines = [(*row[: place + 1], format_percent(row[place], whole), *row[place + 1 :]) for row in table.rows]
-    marked = next((i for i, row in enumerate(lines) if row[0] == facts.limit), None)
+    marked = next((i for i, row in enumerate(lines) if row[0] == counted.limit), None)
     yield _render_label("effect of other limits" + ("" if is_planned else " (estimated)"))
     yield make_grid(WHAT_IF_TABLE_COLUMNS if is_planned else WHAT_IF_COLUMNS, lines, indent=4, marked=marked)
     yield Padding(Text(describe_estimate("what_if", table) or "", DIM), (0, 0, 0, 4), expand=False)

@@ -1,6 +1,6 @@
 """What an output is counted by: the numbers that its checks hold against bounds, and that others read by name.
 
-    RawDatasetFacts(files=2, records=98, …) ─name_facts─► Manifest.values {"files": 2, …} ─read_facts─► the same
+    PackedShardsFacts(tokens=2, …) ─name_facts─► Manifest.values {"tokens": 2, …} ─read_facts─► the same
 
 A fact is a number that is compared, or a few more that people are shown. `manifest.None` in one says that
 its check has nothing to ask of this output; `UNCOUNTED` says that outputs of this kind do not have the fact at all.
@@ -46,17 +46,6 @@ def require_counted(value: ValueT | Uncounted) -> ValueT:
     """Return a fact that every output of this kind of data has."""
     assert not isinstance(value, Uncounted)
     return value
-
-
-@dataclass(frozen=True, slots=True)
-class RawDatasetFacts:
-    """What scanned source files are counted by."""
-
-    nonempty: int
-    records: int
-    files: int
-    empty_files: int
-    parts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,25 +103,6 @@ class TrainingSplitsFacts:
     trained_tokens: int
     flops: int | None
     """What all sequences of the order cost, counted where ranks are balanced by it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TruncationStatsFacts:
-    """Facts of the stage's output; examples assembled from records are never truncated."""
-
-    context_overflow: float
-    limit: int
-    """Maximum tokens of an example."""
-    examples: int
-    records: int | Uncounted = UNCOUNTED
-    """Records from which examples were planned."""
-    shortened: int | None
-    dropped_for_length: int
-    tokens_removed: int | None
-    trained_removed: int | None
-    quantiles: dict[str, int]
-    buckets: dict[str, int]
-    hints: list[str]
 
 
 @dataclass(frozen=True, slots=True)

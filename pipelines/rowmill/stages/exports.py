@@ -49,9 +49,9 @@ from rowmill.exports.base import (
 from rowmill.parts.context import StageOutput, open_host_scratch
 from rowmill.parts.functions import load_kept_part, part_folder, save_kept_part
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.facts import RawDatasetFacts, read_facts
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
+from rowmill.schema.source_counts import SourceCounts
 from rowmill.shards import native
 from rowmill.shards.host_scratch import NumberedShard, ShardCopies
 from rowmill.shards.sequences import SequenceBatch, require_valid_tokens, take_segments
@@ -96,7 +96,7 @@ def build_export_card(
             "template_digest": one.card["template_digest"],
             "plan": one.version,
             "source": raw.version,
-            "source_files": read_facts(RawDatasetFacts, raw.facts).files,
+            "source_files": raw.get_counts(SourceCounts).files,
         }
     return {
         "format": export.kind_name,

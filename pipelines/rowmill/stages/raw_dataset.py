@@ -9,13 +9,14 @@ from rowmill.core.storage import digest_json
 from rowmill.parts.context import StageOutput
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
-from rowmill.schema.facts import RawDatasetFacts
+from rowmill.schema.counts import CountSet
 from rowmill.schema.manifest import DisplayTable
+from rowmill.schema.source_counts import SourceCounts
 from rowmill.sources import FileScan, GeneratedSource, PartGroup, reading
 from rowmill.sources.generated import scan_generated
 from rowmill.sources.reading import load_scans
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
-from rowmill.stats.tables import StatsInputs, count_rows_by_fact
+from rowmill.stats.tables import StatsInputs, count_rows_of
 
 VERSION = 2
 
@@ -62,12 +63,14 @@ def prepare_raw_dataset(context: StageContext, *, first_records: int | None = No
 
 STAGE = StageDeclaration(
     name=RAW_DATASET,
-    facts=RawDatasetFacts,
+    counts=SourceCounts,
     description="Source files, read once and cut into parts with digests; columns are not changed.",
     identity=identify_raw_dataset,
     prepare=prepare_raw_dataset,
-    stats_inputs=StatsInputs(count_rows_by_fact("records", "record"), files={"rejects": "rejects"}),
-    summarize=lambda facts, rows: (rows, format_count(facts.files, "file"), format_count(facts.parts, "part")),
+    stats_inputs=StatsInputs(
+        count_rows_of(SourceCounts, lambda counts: counts.records, "record"), files={"rejects": "rejects"}
+    ),
+    summarize=lambda counts, rows: (rows, format_count(counts.files, "file"), format_count(counts.parts, "part")),
 )
 
 
@@ -100,12 +103,13 @@ def make_raw_dataset(
         for scan in order[:FILES_SHOWN]
     ]
     return StageOutput(
-        facts=RawDatasetFacts(
-            nonempty=sum(scan.records for scan in scans),
-            records=sum(scan.records for scan in scans),
-            files=len(scans),
-            empty_files=sum(1 for scan in scans if not scan.records),
-            parts=len(groups),
+        counts=CountSet.of(
+            SourceCounts(
+                records=sum(scan.records for scan in scans),
+                files=len(scans),
+                files_without_records=sum(1 for scan in scans if not scan.records),
+                parts=len(groups),
+            )
         ),
         tables={
             "files": DisplayTable(("file", "in_this_version", "reader", "records", "parts", "digest"), tuple(rows))

@@ -22,8 +22,8 @@ from rowmill.parts.accounts import RowLocator, describe_rejects
 from rowmill.parts.context import StageOutput
 from rowmill.parts.functions import cut_blocks
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.counts import compute_share
-from rowmill.schema.facts import TruncationStatsFacts
+from rowmill.schema.counts import CountSet
+from rowmill.schema.length_counts import LengthCounts, TruncationCounts
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stats.lengths import (
@@ -35,7 +35,7 @@ from rowmill.stats.lengths import (
     make_lengths_table,
     suggest_limits,
 )
-from rowmill.stats.tables import StatsInputs, count_rows_by_fact
+from rowmill.stats.tables import StatsInputs, count_rows_of
 
 COLUMNS = ("split", "original_tokens", "tokens", "trained_tokens", "messages_removed", "exchanges_removed",
            "reasoning_removed", "tokens_cut", "trained_removed", "exchanges_trained", "reasoning_trained",
@@ -194,7 +194,6 @@ def make_truncation_stats(context: StageContext) -> StageOutput:
     measured = measure_examples(context.store, manifest.files("examples"), context.pool)
     original = measured.original
     dropped = sum(n for _, r, n in manifest.ledger if r in DROPPED)
-    rows = len(original) + dropped
     buckets = count_length_buckets(original, limit)
     hints = suggest_limits(buckets)
     by_split = {name: make_length_histogram(measured.select_split(name), limit) for name in measured.list_splits()}
@@ -207,17 +206,22 @@ def make_truncation_stats(context: StageContext) -> StageOutput:
     share_counts = tuple(measured.trained_shares.tolist())
     stage_rows = [(stage, *sums) for (stage, _, _), sums in zip(STAGES, measured.stages.tolist(), strict=True)]
     return StageOutput(
-        facts=TruncationStatsFacts(
-            context_overflow=compute_share(measured.shortened + dropped, rows),
-            limit=limit,
-            examples=len(original),
-            shortened=measured.shortened,
-            dropped_for_length=dropped,
-            tokens_removed=measured.tokens_removed,
-            trained_removed=measured.trained_removed,
-            quantiles=compute_length_quantiles(original),
-            buckets=buckets,
-            hints=list(hints),
+        counts=CountSet.of(
+            LengthCounts(
+                limit=limit,
+                examples=len(original),
+                measured_rows=len(original) + dropped,
+                overlong_rows=measured.shortened + dropped,
+                dropped_for_length=dropped,
+                quantiles=compute_length_quantiles(original),
+                buckets=buckets,
+                hints=tuple(hints),
+            ),
+            TruncationCounts(
+                shortened=measured.shortened,
+                tokens_removed=measured.tokens_removed,
+                trained_removed=measured.trained_removed,
+            ),
         ),
         tables={
             "what_if": what_if,
@@ -309,24 +313,26 @@ def _tabulate_domains(measured: MeasuredExamples) -> dict[str, DisplayTable]:
     return {"domains": DisplayTable(tuple(most_first.columns), tuple(most_first.head(DOMAINS_SHOWN).iter_rows()))}
 
 
-def _summarize_truncation_stats(facts: TruncationStatsFacts, rows: str) -> Sequence[str]:
+def _summarize_truncation_stats(counts: LengthCounts, rows: str) -> Sequence[str]:
     del rows
-    quantiles = [f"{name} {facts.quantiles[name]:,}" for name in ("p50", "p95", "max")]
-    if facts.quantiles["max"] > facts.limit and not facts.context_overflow:
-        return *quantiles, f"longer than {facts.limit:,} is cut by packing, not truncated"
-    return *quantiles, f"{format_percent(facts.context_overflow)} over {facts.limit:,}"
+    quantiles = [f"{name} {counts.quantiles[name]:,}" for name in ("p50", "p95", "max")]
+    if counts.quantiles["max"] > counts.limit and not counts.overlong_rows:
+        return *quantiles, f"longer than {counts.limit:,} is cut by packing, not truncated"
+    return *quantiles, f"{format_percent(counts.share_overlong())} over {counts.limit:,}"
 
 
 STAGE = StageDeclaration(
     name=TRUNCATION_STATS,
-    facts=TruncationStatsFacts,
+    counts=LengthCounts,
     description="Length distribution, what truncation removed, and the effect of other context lengths.",
     identity=identify_truncation_stats,
     prepare=lambda context: PreparedStage((), lambda: make_truncation_stats(context)),
     inputs=(TOKENIZED_EXAMPLES,),
     origins=(CANONICAL_ROWS,),
     # It writes no rows; these are the measured ones.
-    stats_inputs=StatsInputs(count_rows_by_fact("examples", "example"), tables=("lengths", "what_if")),
+    stats_inputs=StatsInputs(
+        count_rows_of(LengthCounts, lambda counts: counts.examples, "example"), tables=("lengths", "what_if")
+    ),
     summarize=_summarize_truncation_stats,
     compared=(
         ComparedFact("longer than the context", "context_overflow", is_share=True),

@@ -36,6 +36,7 @@ from rowmill.schema import manifest
 from rowmill.schema.counts import CountsT
 from rowmill.schema.manifest import File, Manifest, Part, StageKey, get_stage_name
 from rowmill.schema.rows import REJECTED_ROW_COLUMNS, RowKind
+from rowmill.schema.source_counts import SourceCounts
 
 if TYPE_CHECKING:
     import polars as pl
@@ -229,7 +230,7 @@ class StatsInputs:
 
 def count_parts(output: Manifest) -> int:
     """Return the number of parts of an output; for `raw_dataset`, the ranges of its source files."""
-    return len(output.parts) or int(output.facts.get("parts", 0))
+    return len(output.parts) or output.get_counts(SourceCounts).parts
 
 
 def _make_schema(**columns: pa.DataType) -> pa.Schema:

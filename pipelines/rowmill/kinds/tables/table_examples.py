@@ -102,10 +102,10 @@ from rowmill.parts.functions import (
     part_function,
 )
 from rowmill.schema import manifest
-from rowmill.schema.counts import CountSet, compute_share
+from rowmill.schema.counts import CountSet
 from rowmill.schema.example_counts import ExampleCounts, JoinedExampleDetails, PromptCounts
-from rowmill.schema.facts import TruncationStatsFacts
 from rowmill.schema.ledger import REJECTED, sum_counts
+from rowmill.schema.length_counts import LengthCounts
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest, Part, add_up_counts
 from rowmill.schema.rows import Rejected
 from rowmill.shards.host_scratch import HostScratch
@@ -729,18 +729,17 @@ def make_table_lengths(context: KindContext) -> StageOutput:
     hints = _advise_assembly(made, records, over, quantiles["p50"], limit)
     what_if = _compare_table_seq_lens(context, made, limit)
     return StageOutput(
-        facts=TruncationStatsFacts(
-            context_overflow=compute_share(over, records),
-            limit=limit,
-            examples=len(lengths),
-            records=records,
-            dropped_for_length=over,
-            shortened=None,
-            tokens_removed=None,
-            trained_removed=None,
-            quantiles=quantiles,
-            buckets=count_length_buckets(lengths, limit),
-            hints=list(hints),
+        counts=CountSet.of(
+            LengthCounts(
+                limit=limit,
+                examples=len(lengths),
+                measured_rows=records,
+                overlong_rows=over,
+                dropped_for_length=over,
+                quantiles=quantiles,
+                buckets=count_length_buckets(lengths, limit),
+                hints=hints,
+            )
         ),
         tables={
             "what_if": what_if,

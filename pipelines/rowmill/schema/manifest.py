@@ -57,7 +57,8 @@ class Part:
 
 def add_up_counts(parts: Iterable[Part], *further: Counts) -> CountSet:
     """Return the counts of all parts, class by class, and further ones; empty ones say that a class is counted."""
-    return sum((CountSet.parse(part.counts) for part in parts), CountSet.of(*further))
+    of_parts = (Counts.CLASSES[name].parse(own) for part in parts for name, own in part.counts.items())
+    return CountSet.of(*further, *of_parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
@@ -250,6 +249,8 @@ class Tokens(DatasetKind):
 
     def count_rows(self, rows: pa.Table) -> Sequence[Counts]:
         """Count the rows that lack a declared field, by the notes on them."""
+        import pyarrow.compute as pc
+
         names = self.get_rollout_fields().names
         notes = pc.list_flatten(rows.column("notes"))
         lacking = {name: int(pc.sum(pc.equal(notes, f"{WITHOUT_FIELD}{name}")).as_py() or 0) for name in sorted(names)}

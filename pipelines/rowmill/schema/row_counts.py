@@ -11,7 +11,6 @@ from operator import itemgetter
 from typing import Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rowmill.schema.counts import Counts, compute_share, keep_any, keep_largest, keep_samples
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, NO_RECORD_REASONS, REJECTED, count_unaccounted
@@ -148,6 +147,8 @@ class MessageCounts(Counts):
 
 def count_written_messages(rows: pa.Table, *, holds_messages: bool) -> MessageCounts:
     """Count what the columns of a part's rows show of their messages."""
+    import pyarrow.compute as pc
+
     roles = rows.column("unknown_roles")
 
     def total(column: str) -> int:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.schema.checks import Check
@@ -71,6 +70,8 @@ class TableRowCounts(Counts):
 
 def count_table_rows(rows: pa.Table) -> TableRowCounts:
     """Count the characters of a part's records, each with the end of its line."""
+    import pyarrow.compute as pc
+
     characters = pc.sum(pc.utf8_length(rows.column("record"))).as_py() or 0
     return TableRowCounts(characters=characters + rows.num_rows)
 

@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rowmill.core import html
 from rowmill.core.errors import PipelineError
 from rowmill.viewer import pages, queries
-from rowmill.viewer.builds import Build, Builds
+from rowmill.viewer.builds import Build, Builds, is_kept
 from rowmill.viewer.links import Links
 from rowmill.viewer.lists import ListName, ListQuery
 
@@ -181,14 +181,14 @@ def _of_build(builds: Builds, show: _Show) -> _Endpoint:
             build = builds.open_build(request.path_params["recipe"], request.query_params.get("version", ""))
             shown = show(build, request)
             # The first piece is made here, so that its errors become a page.
-            return shown if isinstance(shown, str | Response) else _begin(shown)
+            return shown if isinstance(shown, str | Response) else _begin(shown, build)
         except (PipelineError, FileNotFoundError) as error:
-            return _show_error(error, build)
+            return HTMLResponse(pages.show_error(_explain_error(error, build), build), 404, dict(HEADERS))
 
     return _page(answer)
 
 
-def _begin(pieces: Iterator[str]) -> Iterator[str]:
+def _begin(pieces: Iterator[str], build: Build) -> Iterator[str]:
     first = next(pieces, "")
 
     def go_on() -> Iterator[str]:
@@ -196,15 +196,16 @@ def _begin(pieces: Iterator[str]) -> Iterator[str]:
         try:
             yield from pieces
         except (PipelineError, FileNotFoundError) as error:
-            yield f'<p class="bad" role="alert">{html.escape_text(error)}</p>'
+            yield f'<p class="bad" role="alert">{html.escape_text(_explain_error(error, build))}</p>'
 
     return go_on()
 
 
-def _show_error(error: BaseException, build: Build | None) -> Response:
-    if isinstance(error, FileNotFoundError):
-        error = FileNotFoundError("a file of this build is gone: rowmill gc removed it; open the current build")
-    return HTMLResponse(pages.show_error(error, build), 404, dict(HEADERS))
+def _explain_error(error: BaseException, build: Build | None) -> BaseException:
+    """Return what a page says of an error: one sentence if `gc` removed the build while the page was made."""
+    if isinstance(error, FileNotFoundError) or (build is not None and not is_kept(build)):
+        return FileNotFoundError("files of this build are gone: rowmill gc removed it; open the current build")
+    return error
 
 
 def _page(make: Callable[[Any, Request], str | Iterator[str] | Response]) -> _Endpoint:

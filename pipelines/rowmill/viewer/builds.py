@@ -116,7 +116,7 @@ class Builds:
         state = current, version
         with self._lock:
             known, build = self._builds.get(f"{name} {version}", (None, None))
-        if build is not None and known == state and build.project is project and _is_kept(build):
+        if build is not None and known == state and build.project is project and is_kept(build):
             return build
         loaded = {step.key: _load(store, step.key, current.get(step.key)) for step in steps}
         ranks = loaded.get(key)
@@ -167,7 +167,7 @@ MAX_KEPT_BUILDS = 16
 """Builds whose manifests are kept in memory."""
 
 
-def _is_kept(build: Build) -> bool:
+def is_kept(build: Build) -> bool:
     """Return whether `gc` left a build that was read before."""
     ranks = build.find_output(None, GPU_PARTITIONS)
     if not build.version or ranks is None:

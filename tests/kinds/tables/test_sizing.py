@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rowmill.kinds.tables.table_examples import advise_group_column, estimate_example
+from rowmill.kinds.tables.size_estimates import advise_group_column, estimate_example
 
 
 def sized(**changes: Any) -> Any:

@@ -44,7 +44,7 @@ from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store, digest_json, read_tables
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.context import KindContext
-from rowmill.kinds.joint_rows import DatasetAdvice, ExampleEstimate, GroupAdvice
+from rowmill.kinds.joint_rows import DatasetAdvice
 from rowmill.kinds.shared.splits import SPLITS
 from rowmill.kinds.tables import record_tokens
 from rowmill.kinds.tables.counts import EncodedRecordDetails, PartitionPlanDetails, TableExampleCounts
@@ -87,8 +87,8 @@ from rowmill.kinds.tables.record_tokens import (
     cut_slices,
     write_prefill,
 )
-from rowmill.kinds.tables.schema import Mode
 from rowmill.kinds.tables.serialization import read_json
+from rowmill.kinds.tables.size_estimates import advise_group_column, estimate_example
 from rowmill.packing.pack_plan import keep_examples_whole, measure_padded_room, plan_slices
 from rowmill.parts.accounts import RejectLog, describe_rejects, row_as_bytes, sort_by_count, write_accounts
 from rowmill.parts.context import StageOutput, open_host_scratch
@@ -513,106 +513,6 @@ def _draw_length_histograms(plan: TablePlan) -> dict[str, Histogram]:
 
 
 # ── Lengths ────────────────────────────────────────────────────────────────────────────────────────
-
-
-CHARACTERS_PER_TOKEN = 4
-"""Assumed without a tokenizer; records of many numbers have two to three, so such estimates are marked approximate."""
-DOMINANT_SHARE = 0.5
-UNBOUNDED_P95 = 200
-SKEWED_TIMES = 20
-FEW_EXAMPLES = 10
-
-
-def estimate_example(
-    mode: Mode,
-    *,
-    limit: int,
-    prompt: int,
-    cap: int | None,
-    record_tokens: float,
-    records_per_group: float = 1,
-    is_approximate: bool = False,
-) -> ExampleEstimate:
-    """Estimate an example from the average tokens per record and records per group; `cap` None means no cap."""
-    unit = round(record_tokens if mode == "tabular" else record_tokens * records_per_group)
-    largest = limit - prompt - DELIMITERS_PER_UNIT
-    if mode == "grouped":
-        most = max((limit - prompt) // (unit + DELIMITERS_PER_UNIT), 0)
-    else:
-        most = max(largest // max(round(record_tokens), 1), 0)
-    wanted = most if cap is None else cap
-    if mode == "sequential":
-        tokens, fits = min(prompt + unit, limit), round(record_tokens) <= largest
-        return ExampleEstimate(
-            unit, tokens, fits, min(most, wanted), largest, () if fits else ("overflow",), is_approximate
-        )
-    tokens = prompt + unit * wanted
-    advice: list[str] = []
-    if unit > largest:
-        advice.append("overflow")
-    elif tokens > limit:
-        advice.append(f"cap_unreachable (flush at {most})")
-    return ExampleEstimate(unit, tokens, tokens <= limit, min(most, wanted), largest, tuple(advice), is_approximate)
-
-
-def advise_group_column(
-    column: str,
-    sizes: Ints,
-    tokens: Ints,
-    *,
-    record_budget: int,
-    mode: Mode = "grouped",
-    cap: int | None = 10,
-    is_ordered: bool = True,
-    is_approximate: bool = False,
-) -> GroupAdvice:
-    """Assess a column by the sizes of its groups: `sizes[g]` records and `tokens[g]` tokens each.
-
-    `record_budget` are the tokens that an example has for records.
-    """
-    total = int(sizes.sum())
-    facts = dict.fromkeys(("count", "mean", "std", "min", "p25", "p50", "p75", "p95", "max"), 0.0)
-    if len(sizes):
-        p25, p50, p75, p95 = (float(np.percentile(sizes, percent)) for percent in (25, 50, 75, 95))
-        facts = {
-            "count": len(sizes), "mean": round(float(sizes.mean()), 6), "std": round(float(sizes.std()), 6),
-            "min": int(sizes.min()), "p25": p25, "p50": p50, "p75": p75, "p95": p95, "max": int(sizes.max()),
-        }  # fmt: skip
-    unsuitable: dict[str, str] = {}
-    warnings: dict[str, str] = {}
-    largest = int(np.argmax(sizes)) if len(sizes) else 0
-    most = int(sizes[largest]) if len(sizes) else 0
-    about = "about " if is_approximate else ""
-    if mode != "sequential" and len(sizes) and int(tokens.max()) > record_budget:
-        over = int((tokens > record_budget).sum())
-        unsuitable["overflow"] = (
-            f"{over} of {len(sizes)} groups have more than {record_budget} tokens, the largest "
-            f"{about}{int(tokens.max())}"
-        )
-    if mode != "sequential" and len(sizes) > 1 and most > DOMINANT_SHARE * total:
-        unsuitable["dominant"] = f"one group has {most} of {total} records; none should have more than half"
-    if mode != "sequential" and facts["p95"] > UNBOUNDED_P95:
-        unsuitable["unbounded"] = (
-            f"one group in twenty has more than {facts['p95']:g} records; up to {UNBOUNDED_P95} are good"
-        )
-    if most > SKEWED_TIMES * max(facts["p50"], 1):
-        warnings["skewed"] = f"the largest group has {most} records, the median one {facts['p50']:g}"
-    if not is_ordered:
-        warnings["no_order"] = "no order column: records of a group keep the order of the source"
-    examples = -(-int(tokens.sum()) // max(record_budget, 1))
-    if mode == "sequential":
-        examples = max(examples, 0 if cap is None else int((-(-sizes // cap)).sum()), len(sizes))
-    elif cap is not None:
-        examples = max(examples, -(-len(sizes) // cap))
-    if examples < FEW_EXAMPLES:
-        warnings["few_examples"] = f"about {examples} examples; lower the cap to 3-5"
-    return GroupAdvice(
-        column,
-        facts,
-        f"Largest group: {most} records, {about}{int(tokens[largest]) if len(sizes) else 0} tokens",
-        unsuitable,
-        warnings,
-    )
 
 
 def advise_dataset(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> DatasetAdvice:

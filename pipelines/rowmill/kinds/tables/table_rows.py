@@ -71,6 +71,7 @@ from rowmill.kinds.tables.partitions import (
 )
 from rowmill.kinds.tables.schema import DAY, ELAPSED, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import read_json
+from rowmill.kinds.tables.size_estimates import CHARACTERS_PER_TOKEN, advise_group_column
 from rowmill.kinds.tables.table_contract import NON_FINITE_WORDS, TableContract
 from rowmill.kinds.tables.table_drift import (
     SHOWN_CHANGES,
@@ -81,7 +82,6 @@ from rowmill.kinds.tables.table_drift import (
     find_contract_changes,
     make_place_describer,
 )
-from rowmill.kinds.tables.table_examples import CHARACTERS_PER_TOKEN, advise_group_column
 from rowmill.parts.accounts import RewriteInputs, clean_value, rewrite_parts, tabulate_removed
 from rowmill.parts.context import StageOutput
 from rowmill.parts.functions import MappedParts

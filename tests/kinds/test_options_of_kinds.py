@@ -217,7 +217,10 @@ def list_tokens() -> list[dict[str, Any]]:
         for i in range(2)
     ]
     plain += [{"input_ids": [9, 8, 7, 6, end], "loss_mask": [0, 1, 1, 1, 1]} for end in (4, 5)]
-    odd = [{"my_ids": [3, 4, 5], "loss_mask": [0, 1, 1]}, {"input_ids": [3, 4, 5], "my_mask": [0, 0, 1]}]
+    odd: list[dict[str, Any]] = [
+        {"my_ids": [3, 4, 5], "loss_mask": [0, 1, 1]},
+        {"input_ids": [3, 4, 5], "my_mask": [0, 0, 1]},
+    ]
     odd.append({"input_ids": [3, 4, 6], "loss_mask": [0, 1, 1], "trainable": True})
     return add_keys([*plain, plain[3], *odd])
 

@@ -1,9 +1,8 @@
-"""The viewer over a million rows, on a disk and on an object store, and while builds and `rowmill gc` go on."""
+"""The viewer over a million rows, and while builds and `rowmill gc` go on."""
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from urllib.request import urlopen
@@ -13,7 +12,6 @@ import pytest
 from rowmill.build.gc import collect_garbage
 from rowmill.viewer.builds import Builds
 from tests.support.million_rows import BROKEN_FILE, BROKEN_LINE, FILES, NEW_ROWS, WORLD_SIZE, build_million_rows
-from tests.support.object_server import serving_s3fs
 from tests.support.recipes import Workspace, chat
 from tests.support.viewer import ask, serving
 
@@ -34,22 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@contextmanager
-def serving_store(kind: str, folder: Path, patch: pytest.MonkeyPatch) -> Generator[str]:
-    """Serve the store from its disk, or a copy of it from an object store."""
-    if kind == "disk":
-        with serving(folder, "mini") as address:
-            yield address
-        return
-    with serving_s3fs(patch) as server:
-        store = folder / ".rowmill"
-        for path in store.rglob("*"):
-            if path.is_file():
-                server.objects[f"bucket/store/{path.relative_to(store)}"] = path.read_bytes()
-        with serving(folder, "mini", "--root", "s3://bucket/store") as address:
-            yield address
-
-
 def measure_peak_mb(address: str) -> int:
     """Return the most memory that the process which listens at an address has had."""
     port = int(address.rpartition(":")[2])
@@ -63,11 +45,8 @@ def measure_peak_mb(address: str) -> int:
 
 @pytest.mark.campaign
 @pytest.mark.timeout(1_800)
-@pytest.mark.parametrize("kind", ["disk", "objects"])
-def test_five_questions_are_answered_over_a_million_rows(
-    kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with serving_store(kind, folder, monkeypatch) as address:
+def test_five_questions_are_answered_over_a_million_rows(folder: Path) -> None:
+    with serving(folder, "mini") as address:
 
         def get(path: str) -> str:
             with urlopen(f"{address}{path}", timeout=120) as answer:
@@ -98,7 +77,7 @@ def test_five_questions_are_answered_over_a_million_rows(
     # What came in since last night?
     assert re.findall(r"<h2>texts: ([^<]+)</h2>", since) == [f"{NEW_ROWS} rows came"]
     assert len(list_rows(found)) > 0
-    print(f"{kind}: {peak} MB at most")
+    print(f"{peak} MB at most")
     assert peak < MAX_PEAK_MB
 
 

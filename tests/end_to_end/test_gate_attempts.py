@@ -157,7 +157,8 @@ def _believe(saved: dict[str, Any]) -> None:
 
 
 def _nothing_unknown(made: dict[str, Any]) -> None:
-    made["facts"]["unknown_roles"] = 0.0
+    made["values"]["unknown_roles"] = 0.0
+    made["counts"]["MessageCounts"]["rows_with_unknown_roles"] = 0
 
 
 def _pointer_to_lenient_rows(project: Besieged) -> None:

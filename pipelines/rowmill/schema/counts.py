@@ -43,7 +43,9 @@ class Details:
     def to_json(self, *, with_samples: bool = True) -> dict[str, Any]:
         """Return the fields by name; without samples, those that are content of an output."""
         return {
-            one.name: getattr(self, one.name) for one in fields(self) if with_samples or _IS_SAMPLE not in one.metadata
+            one.name: _thaw(getattr(self, one.name))
+            for one in fields(self)
+            if with_samples or _IS_SAMPLE not in one.metadata
         }
 
 
@@ -140,6 +142,17 @@ def _freeze(value: Any) -> Any:
             return tuple(_freeze(item) for item in cast("Sequence[Any]", value))
         case dict():
             return {name: _freeze(item) for name, item in cast("Mapping[str, Any]", value).items()}
+        case _:
+            return value
+
+
+def _thaw(value: Any) -> Any:
+    """Return a value as JSON has it: tuples are lists, so that counts just made equal those that are read again."""
+    match value:
+        case tuple():
+            return [_thaw(item) for item in cast("Sequence[Any]", value)]
+        case dict():
+            return {name: _thaw(item) for name, item in cast("Mapping[str, Any]", value).items()}
         case _:
             return value
 

@@ -206,9 +206,9 @@ def test_sequences_held_out_by_number_name_the_source_parts_of_their_rows_alone(
     planned: list[Any] = []
     map_parts = StageContext.map
 
-    def keep_inputs(context: StageContext, function: Any, inputs: Any) -> Any:
+    def keep_inputs(context: StageContext, function: Any, inputs: Any, **more: Any) -> Any:
         planned.extend(inputs)
-        return map_parts(context, function, inputs)
+        return map_parts(context, function, inputs, **more)
 
     monkeypatch.setattr(StageContext, "map", keep_inputs)
     held: dict[str, Any] = {"mixture": {"num_validation_sequences": {"rows": 1}}, "splits": {}}

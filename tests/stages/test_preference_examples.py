@@ -222,8 +222,8 @@ def test_swapped_biased_and_unbalanced_preferences_warn(tmp_path: Path) -> None:
     failed = [{result.check for _, results in one.steps.values() for result in results if result.outcome == "failed"}
               for one in made]  # fmt: skip
     assert failed == [{"swapped_pairs", "length_bias"}, {"label_balance"}]
-    assert (facts[0]["swapped_pairs"], facts[0]["label_balance"]) == (2, "not_applicable")
-    assert (facts[2]["label_balance"], facts[3]["length_bias"]) == (0.05, "not_applicable")
+    assert (facts[0]["swapped_pairs"], facts[0]["label_balance"]) == (2, None)
+    assert (facts[2]["label_balance"], facts[3]["length_bias"]) == (0.05, None)
 
 
 @pytest.mark.slow

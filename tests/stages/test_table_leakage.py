@@ -89,4 +89,4 @@ def test_table_without_held_out_rows_is_not_compared(tmp_path: Path) -> None:
         .facts
     )
 
-    assert (facts["near_duplicate"], facts["same_prompt"]) == ("not_applicable", "not_applicable")
+    assert (facts["near_duplicate"], facts["same_prompt"]) == (None, None)

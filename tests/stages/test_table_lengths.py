@@ -93,8 +93,8 @@ def test_pages_of_records_do_not_mention_truncation(tmp_path: Path) -> None:
     assert "what truncation removed" not in shown
     assert PLANNED_NOTE in shown
     assert ESTIMATE_NOTES["what_if"] not in shown
-    idle = {name for name, value in facts.items() if value == "not_applicable"}
-    assert idle == {"shortened", "tokens_removed", "trained_removed"}
+    assert facts["measured_rows"] == 120
+    assert {facts.get(name) for name in ("shortened", "tokens_removed", "trained_removed")} == {None}
     packed = made.manifest("rows", "packed_shards")
     compared = comparison.compare_versions(made.project, packed, packed)
     assert "tokens truncated" not in [line.name for one in compared for line in one.lines]
@@ -124,4 +124,4 @@ def test_remedies_of_tables_are_options_of_tables_and_split_groups_have_no_size_
     gates = LENIENT | {"group_size": {"at_most": 3}}
     made = workspace_of(tmp_path, form, purchases(60), 2048, gates=gates).build(only=TO_ROWS)
 
-    assert made.facts("rows", "canonical_rows")["group_size"] == "not_applicable"
+    assert made.facts("rows", "canonical_rows")["group_size"] is None

@@ -197,7 +197,7 @@ def test_tables_hold_rows_and_rejects_of_all_parts_and_examples_without_tokens(s
     reject = {"row_id": "a:9", "stage": "canonical_rows", "reason": "duplicate", "detail": "of a:1", "raw": b"{}"}
     first = part_of(store, "p1", rows=filled(ROW_SCHEMA, rows[:2]), rejects=filled(REJECT_SCHEMA, [reject]))
     second = part_of(store, "p2", rows=filled(ROW_SCHEMA, rows[2:]), rejects=filled(REJECT_SCHEMA, []))
-    record(store, manifest_of("canonical_rows", "v1", parts=(first, second), values={"kept": 3}))
+    record(store, manifest_of("canonical_rows", "v1", parts=(first, second), counts={"RowCounts": {"kept": 3}}))
 
     assert answer(store, "SELECT recipe, dataset, version, row_id, unknown_roles FROM rows ORDER BY row_id") == [
         ("support", "chats", "v1", f"a:{i}", ["critic"]) for i in range(3)

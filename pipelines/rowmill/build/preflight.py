@@ -32,7 +32,6 @@ from rowmill.core.errors import GateError, PipelineError, join_errors
 from rowmill.core.json import Json
 from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.kinds.catalog import KINDS
-from rowmill.kinds.joint_rows import JointKind
 from rowmill.kinds.reading.canonicalization import Canonicalizer, open_row_reader, remove_nulls
 from rowmill.kinds.reading.recognition import find_wrapped_records, recognise_format, write_options
 from rowmill.kinds.shared.samples import Sample
@@ -333,7 +332,7 @@ def _note_unread_columns(trial: Project, step: Step, raw: Manifest) -> Iterator[
     """Name the columns that no option reads; all columns of a table are written, and user code may read any."""
     dataset = step.dataset or ""
     options = trial.recipe.datasets[dataset]
-    if isinstance(options.format, JointKind):
+    if options.joins_rows:
         return
     reader = open_row_reader(options, trial.base, dataset)
     if not isinstance(reader, Canonicalizer):

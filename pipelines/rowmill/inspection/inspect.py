@@ -30,7 +30,7 @@ from rowmill.core.errors import ConfigError, ContextOverflowError, IntegrityErro
 from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.inspection.trace import Lineage, find_lists_with, open_encoder
-from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan, JointKind, require_joint_kind
+from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan, require_joint_kind
 from rowmill.kinds.reading.canonicalization import Canonicalizer, open_row_reader
 from rowmill.parts.functions import write_table
 from rowmill.schema import manifest
@@ -132,7 +132,7 @@ def inspect_rows(project: Project, *, count: int, dataset: str | None, row_id: s
     wanted = None if row_id is None else row_id.split("#", 1)[0]
     for name in names if wanted is None or is_row_id(wanted) else ():
         kept = None if wanted is None else _find_kept_lineage(project, name)
-        if isinstance(known[name].format, JointKind):
+        if known[name].joins_rows:
             records = _inspect_table(project, name, count, wanted)
         elif kept is None or wanted is None:
             records = _inspect_records(project, name, count, wanted)
@@ -335,7 +335,7 @@ def _read_numbered(part: SourcePart, base: Path, numbers: range) -> Iterator[Raw
 def _open_unread_finder(project: Project, dataset: str, part: SourcePart) -> Callable[[RawRecord], tuple[str, ...]]:
     """Return the function that lists the columns of a record that have a value and that nothing reads."""
     options = project.recipe.datasets[dataset]
-    if isinstance(options.format, JointKind):
+    if options.joins_rows:
         return lambda _: ()
     reader = open_row_reader(options, project.base, dataset)
     if not isinstance(reader, Canonicalizer) or options.row_kind == "tokens":
@@ -504,7 +504,7 @@ class DatasetTablePlan:
 
 def list_table_datasets(project: Project, dataset: str | None = None) -> list[str]:
     """Return the records datasets of a recipe, or only the named one."""
-    known = [name for name, one in project.recipe.datasets.items() if isinstance(one.format, JointKind)]
+    known = [name for name, one in project.recipe.datasets.items() if one.joins_rows]
     if dataset is None:
         return known
     if dataset not in known:

@@ -180,9 +180,14 @@ class Dataset(DatasetOptions):
         return self.format.ROW_KIND
 
     @property
+    def joins_rows(self) -> bool:
+        """Whether its examples are made of several rows, as those of tables are."""
+        return find_joint_kind(self.format) is not None
+
+    @property
     def keeps_non_finite(self) -> bool:
         """Whether NaN and infinity of typed sources are kept as values: only records datasets have text for them."""
-        return isinstance(self.format, JointKind)
+        return self.joins_rows
 
     @property
     def keeps_overlong(self) -> bool:
@@ -581,7 +586,7 @@ class Recipe(Config):
                         raise ValueError(
                             f"mixture.{field}: {name!r} is not a dataset; choose {join_choices(self.datasets)}"
                         )
-                    if field == "num_validation_sequences" and isinstance(self.datasets[name].format, JointKind):
+                    if field == "num_validation_sequences" and self.datasets[name].joins_rows:
                         raise ValueError(
                             f"mixture.{field}: {name} holds records, which are split before they are assembled into "
                             f"examples; allowed: chats, pairs and texts; set datasets.{name}.splits.validation"

@@ -19,7 +19,6 @@ from rowmill.core.errors import ConfigError, IntegrityError, PipelineError, hint
 from rowmill.core.stage_names import CANONICAL_ROWS, GPU_PARTITIONS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store
 from rowmill.inspection.trace import Lineage, select_chain
-from rowmill.kinds.joint_rows import JointKind
 from rowmill.recipe.recipe import find_recipes
 from rowmill.reports.build_view import BuildView
 from rowmill.schema import manifest
@@ -64,7 +63,7 @@ class Build(BuildView):
         """Whether each row has at most one example, and each example one row."""
         for lineage in self.lineages.values():
             output = lineage.made.get(TOKENIZED_EXAMPLES)
-            if isinstance(self.project.recipe.datasets[lineage.dataset].format, JointKind):
+            if self.project.recipe.datasets[lineage.dataset].joins_rows:
                 return False
             if output is not None:
                 kept = sum(count for state, _, count in output.ledger if state == KEPT)

@@ -21,7 +21,6 @@ from rowmill.core.stage_names import CANONICAL_ROWS, GPU_PARTITIONS, TRAINING_SP
 from rowmill.inspection import inspect, trace
 from rowmill.inspection.inspect import InspectedExample, InspectedRecord
 from rowmill.inspection.trace import RowTrace
-from rowmill.kinds.joint_rows import JointKind
 from rowmill.reports import report_page
 from rowmill.reports.links import ROW_ID
 from rowmill.schema.examples import SPAN_KINDS
@@ -300,7 +299,7 @@ def _describe_row(build: Build, record: InspectedRecord, traced: RowTrace) -> di
         "samples": [_describe_sample(sample) for sample in record.samples],
         "is_scheduled": any(place.showings for place in traced.places),
         "content_hash": row["content_hash"].hex() if row is not None else "",
-        "has_records": isinstance(build.project.recipe.datasets[record.dataset].format, JointKind),
+        "has_records": build.project.recipe.datasets[record.dataset].joins_rows,
     }  # fmt: skip
 
 

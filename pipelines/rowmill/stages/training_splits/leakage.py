@@ -24,7 +24,7 @@ from rowmill.core.arrays import find_distinct
 from rowmill.core.permutation import mix_array
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
-from rowmill.kinds.joint_rows import JointKind, require_joint_kind
+from rowmill.kinds.joint_rows import require_joint_kind
 from rowmill.kinds.shared.splits import SPLITS, Boundaries, Splitter
 from rowmill.parts.context import scan_rows
 from rowmill.recipe.recipe import Recipe
@@ -177,7 +177,7 @@ class _LeakSource:
 
 def list_joint_datasets(recipe: Recipe) -> list[str]:
     """Return the datasets whose examples join rows: rows are compared there, not examples."""
-    return [name for name, dataset in recipe.datasets.items() if isinstance(dataset.format, JointKind)]
+    return [name for name, dataset in recipe.datasets.items() if dataset.joins_rows]
 
 
 def _count_split_overlaps(

@@ -434,11 +434,12 @@ class Trial:
                 continue
             if get(after, path) == get(base, path):
                 continue
+            known = self.run_once(base)
             try:
-                versions, read = self.run(after)
+                versions, read = self.run(after, known)
             except PipelineError:
                 return "error"
-            if versions != self.run_once(base):
+            if versions != known:
                 return "effect"
             outcome = "no effect" if (type(model).__name__, str(path[-1])) in read else "not read"
         if outcome != "no valid value":
@@ -472,10 +473,13 @@ class Trial:
             self.known[text] = self.run(recipe)[0]
         return self.known[text]
 
-    def run(self, recipe: Recipe) -> tuple[dict[StageKey, str], frozenset[tuple[str, str]]]:
+    def run(
+        self, recipe: Recipe, known: Mapping[StageKey, str] | None = None
+    ) -> tuple[dict[StageKey, str], frozenset[tuple[str, str]]]:
         """Make a recipe's outputs; return their versions, and the options that were read meanwhile.
 
-        Stages that call a model are not run; their code versions stand for what they would make.
+        What comes after a version other than the known one is not made. Stages that call a model are not run; their
+        code versions stand for what they would make.
         """
         project = replace(self.workspace.project, recipe=recipe)
         planned = steps.plan_steps(project)
@@ -486,6 +490,8 @@ class Trial:
                 if not step.on_demand:
                     inputs = {key: made[key] for key in step.inputs}
                     made[step.key] = runner.run_step(project, step, inputs).manifest
+                    if known is not None and made[step.key].version != known.get(step.key):
+                        break
         versions = {key: one.version for key, one in made.items()}
         return versions | {step.key: step.code_version for step in planned if step.on_demand}, frozenset(read)
 

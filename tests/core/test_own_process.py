@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from tests.support.cli_project import CliProject
+from tests.support.tiers import mark_all_but
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +90,7 @@ def test_times_with_nanoseconds_are_read_as_they_are_written() -> None:
     assert last == {"at": None, "zoned": None, "listed": [None], "lasted": None}
 
 
-@pytest.mark.parametrize("start", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("start", mark_all_but(["fork"], ["fork", "forkserver", "spawn"]))
 def test_build_imports_pandas_in_no_process(start: str, small: CliProject) -> None:
     """Each process prints the modules that it imports; those that fork later inherit that."""
     program = f"""

@@ -124,6 +124,7 @@ def test_demo_is_built_looked_at_and_refused_by_a_red_check(visit: Visit) -> Non
     assert visit.foreign == []
 
 
+@pytest.mark.campaign
 @pytest.mark.browser
 def test_what_was_built_before_the_pages_is_green_with_its_numbers(browser: Any, tmp_path: Path) -> None:
     """Walk the way of the first day: a file, `init`, `build`, `ui`, and a look."""

@@ -94,6 +94,7 @@ def _retry_of(server: Server, run: str) -> str:
     return ""
 
 
+@pytest.mark.campaign
 def test_files_of_the_project_that_are_named_like_libraries_hide_none(tmp_path: Path) -> None:
     project = CliProject(tmp_path).write()
     for name in ("click", "datasets", "duckdb", "numpy", "orjson", "polars", "pyarrow", "rich", "sqlalchemy", "yaml"):

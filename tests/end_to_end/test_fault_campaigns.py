@@ -23,6 +23,7 @@ from tests.end_to_end.test_damage import write
 from tests.end_to_end.test_robustness import finished, killed, started
 from tests.support.recipes import Workspace
 from tests.support.shard_layouts import SHARD_LAYOUTS, write_layout
+from tests.support.tiers import mark_all_but
 
 pytestmark = pytest.mark.slow
 
@@ -122,7 +123,7 @@ def test_flipped_bit_anywhere_is_noticed_or_harmless_and_the_next_build_is_a_cle
 
 
 # ── Kills ──────────────────────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize("layout", [None, *SHARD_LAYOUTS])
+@pytest.mark.parametrize("layout", mark_all_but([None], [None, *SHARD_LAYOUTS]))
 def test_build_killed_at_any_rename_is_finished_by_the_next_with_the_same_bytes(
     tmp_path: Path, layout: str | None, trials: Callable[[int], int], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from rowmill.core.telemetry import NO_TELEMETRY
 from tests.support.cli_project import ROOT, CliProject
+from tests.support.tiers import mark_all_but
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,7 @@ COMMANDS: dict[str, list[list[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("way", COMMANDS)
+@pytest.mark.parametrize("way", mark_all_but(["commands"], COMMANDS))
 def test_build_opens_no_connection_that_its_recipe_does_not_name(way: str, tmp_path: Path) -> None:
     CliProject(tmp_path).write()
     (tmp_path / "site").mkdir()

@@ -24,6 +24,7 @@ from tests.support.cli_project import run
 from tests.support.object_server import ObjectServer, serving_s3fs
 from tests.support.recipes import CHAT, LENIENT, Workspace, chat
 from tests.support.shard_layouts import SHARD_LAYOUTS, write_layout
+from tests.support.tiers import mark_all_but
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,7 +86,9 @@ def write_datasets(folder: Path, count: int, **changes: object) -> Project:
     return workspace.recipe(datasets, **changes).project
 
 
-@pytest.mark.parametrize("are_digests", [True, False], ids=["tags of content", "tags of uploads"])
+@pytest.mark.parametrize(
+    "are_digests", mark_all_but([False], [True, False]), ids=["tags of content", "tags of uploads"]
+)
 def test_requests_of_a_quiet_night_do_not_grow_with_the_number_of_datasets(
     are_digests: bool, server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +157,7 @@ def choose_objects(objects: dict[str, bytes]) -> list[str]:
     return [*copied.values(), *(path for path in objects if path.endswith(("/rows.arrow", "/examples.arrow")))]
 
 
-@pytest.mark.parametrize("damage", ["removed", "other bytes", "other length"])
+@pytest.mark.parametrize("damage", mark_all_but(["other bytes"], ["removed", "other bytes", "other length"]))
 def test_file_that_changed_since_it_was_copied_is_noticed_as_without_the_copy(
     damage: str, server: ObjectServer, project: Project, quiet: dict[str, bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -199,7 +202,7 @@ def test_pointer_that_another_builder_moved_is_noticed(
     assert found["version"] == other["rows/canonical_rows"]
 
 
-@pytest.mark.parametrize("copy", ["lost", "cut", "empty", "stale", "other"])
+@pytest.mark.parametrize("copy", mark_all_but(["cut", "stale"], ["lost", "cut", "empty", "stale", "other"]))
 def test_copy_that_is_not_whole_or_not_of_this_night_costs_requests_only(
     copy: str, server: ObjectServer, tmp_path: Path, project: Project, quiet: dict[str, bytes]
 ) -> None:
@@ -304,7 +307,7 @@ def test_server_without_conditions_is_refused_before_anything_is_current(
 # ── Other layouts ──────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("layout", SHARD_LAYOUTS)
+@pytest.mark.parametrize("layout", mark_all_but(["index"], SHARD_LAYOUTS))
 def test_shards_of_other_layouts_are_those_of_a_local_store(server: ObjectServer, tmp_path: Path, layout: str) -> None:
     local = write_layout(Workspace(tmp_path), layout).build()
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.browser import starting_browser
 from tests.support.site import ROOT, build_site
+from tests.support.tiers import mark_all_but
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
@@ -75,7 +76,7 @@ def address(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Generator
         server.shutdown()
 
 
-@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("width", mark_all_but([390], [390, 1440]))
 def test_nothing_on_a_page_is_cut_off_and_every_picture_is_there(browser: Any, address: str, width: int) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900})
     errors: list[str] = []

@@ -30,6 +30,7 @@ from tests.support.completions_server import Reply, serving
 from tests.support.ray_nodes import start_node, starting_cluster, write_two_datasets
 from tests.support.recipes import TO_EXAMPLES, Built, Workspace, chat
 from tests.support.shard_layouts import SHARD_LAYOUTS, write_layout
+from tests.support.tiers import mark_all_but
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -238,7 +239,7 @@ def test_a_build_on_a_cluster_writes_the_same_bytes(cluster: Any, tmp_path: Path
     assert built.digests() == undisturbed.digests()
 
 
-@pytest.mark.parametrize("layout", SHARD_LAYOUTS)
+@pytest.mark.parametrize("layout", mark_all_but(["index"], SHARD_LAYOUTS))
 def test_shards_of_other_layouts_have_the_bytes_of_one_worker(cluster: Any, tmp_path: Path, layout: str) -> None:
     one, many = (
         write_layout(
@@ -253,6 +254,7 @@ def test_shards_of_other_layouts_have_the_bytes_of_one_worker(cluster: Any, tmp_
     assert many.digests() == one.digests()
 
 
+@pytest.mark.campaign
 def test_scores_of_a_teacher_have_the_files_of_one_worker(cluster: Any, tmp_path: Path) -> None:
     """Each worker asks for one row at a time, so two requests at once are those of two workers."""
     together, asked = threading.Barrier(2, timeout=60), count()
@@ -280,7 +282,8 @@ def test_scores_of_a_teacher_have_the_files_of_one_worker(cluster: Any, tmp_path
     assert many == one
 
 
-@pytest.mark.parametrize("stage", [pytest.param("canonical_rows", marks=pytest.mark.campaign), "tokenized_examples"])
+@pytest.mark.campaign
+@pytest.mark.parametrize("stage", ["canonical_rows", "tokenized_examples"])
 def test_a_node_that_dies_in_a_stage_changes_no_byte(
     stage: str, cluster: Any, tmp_path: Path, undisturbed: Built
 ) -> None:

@@ -21,6 +21,7 @@ from rowmill.schema.indexed_shards import ExampleReferences, read_sequences
 from rowmill.sources import parts
 from tests.support.reader_builds import in_bytes
 from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, open_reader, pair, sentence
+from tests.support.tiers import mark_all_but
 
 TOKENS = {"input_ids", "labels", "position_ids", "loss_weights"}
 LAYOUTS = ("copied", "index")
@@ -157,7 +158,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("ranks", LAYOUTS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", mark_all_but(["chats", "weights beside none", "token fields"], CASES))
 def test_index_is_read_as_the_copied_layout(tmp_path: Path, case: str, ranks: str) -> None:
     datasets, recipe = CASES[case]
     exports = (

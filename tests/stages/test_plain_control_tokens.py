@@ -24,6 +24,7 @@ from tests.support.recipes import (
     text_of,
     write_tokenizer,
 )
+from tests.support.tiers import mark_all_but
 
 END = "<|im_end|>"
 RAW: dict[str, Any] = {"kind": "preference", "text": "raw"}
@@ -264,7 +265,7 @@ def test_edges_occur_once_and_the_text_between_them_stays(text: str, begins: int
 
 
 @pytest.mark.real_data
-@pytest.mark.parametrize("tokenizer", ["tinyllama", "gpt2", "qwen3", "smollm3"])
+@pytest.mark.parametrize("tokenizer", mark_all_but(["tinyllama", "gpt2"], ["tinyllama", "gpt2", "qwen3", "smollm3"]))
 def test_real_tokenizers_make_no_control_token_of_text(tmp_path: Path, real_data: Path, tokenizer: str) -> None:
     """HTML strikes text out with `<s>` and `</s>`, which many tokenizers have as BOS and EOS."""
     text = "An <s>old</s> price, <unk> <|endoftext|> <|im_end|> <|begin_of_text|>, and naïve ones"

@@ -255,6 +255,7 @@ def test_recipe_that_cannot_be_scored_is_told_why(tmp_path: Path, capsys: pytest
     assert "run `rowmill build mini --until tokenized_examples`" in capsys.readouterr().err
 
 
+@pytest.mark.campaign
 @pytest.mark.real_data
 def test_real_questions_under_a_real_tokenizer_are_scored_token_by_token(tmp_path: Path, real_data: Path) -> None:
     lines = (real_data / "math/gsm8k_train.jsonl").read_bytes().splitlines(keepends=True)[:60]

@@ -126,7 +126,9 @@ def test_night_that_changes_a_table_stops_with_its_cell_and_moves_no_group(tmp_p
 
     assert before.result("table_drift", "rows", "canonical_rows").outcome == "not_applicable"
     assert {"train", "test"} == set(splits_of(before).values())
-    assert all(splits_of(before)[group] == split for group, split in splits_of(after).items() if "guest" not in group)
+    new = {"guest", '"017850"'}
+    known = {group: split for group, split in splits_of(after).items() if not any(name in group for name in new)}
+    assert known.items() <= splits_of(before).items()
     assert [line.strip() for line in str(caught.value).splitlines()[1:]][: len(said)] == list(said)
     assert "rowmill advise mini --write" in str(caught.value)
     assert published_version(workspace) == before.manifest("gpu_partitions").version

@@ -282,8 +282,7 @@ def test_scores_of_a_teacher_have_the_files_of_one_worker(cluster: Any, tmp_path
     assert many == one
 
 
-@pytest.mark.campaign
-@pytest.mark.parametrize("stage", ["canonical_rows", "tokenized_examples"])
+@pytest.mark.parametrize("stage", mark_all_but(["tokenized_examples"], ["canonical_rows", "tokenized_examples"]))
 def test_a_node_that_dies_in_a_stage_changes_no_byte(
     stage: str, cluster: Any, tmp_path: Path, undisturbed: Built
 ) -> None:

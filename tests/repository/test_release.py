@@ -42,7 +42,6 @@ def clone(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.campaign
 def test_release_has_equal_digests_twice_and_holds_only_the_packages(clone: Path) -> None:
     made = {path.name: digest(path) for path in make_release(VERSION, root=clone)}
     (clone / "pipelines/rowmill/untracked.py").write_text("")

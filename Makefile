@@ -46,7 +46,7 @@ help:  ## list the targets
 demo: $(READY)  ## install what is missing, then build the demo recipe through Dagster and report
 	@$(BIN)/python -m dagster_rowmill.materialize demo
 
-test: $(TESTS)  ## install what is missing, then run the tests: three minutes on two cores; with CI=1 also the slow ones
+test: $(TESTS)  ## install what is missing, then run the tests: five minutes on two cores; with CI=1 also the slow ones
 	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
 
 ui: $(READY)  ## start Dagster's webserver and daemon on 127.0.0.1

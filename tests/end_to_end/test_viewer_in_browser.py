@@ -73,11 +73,15 @@ class Visitor:
     def search(self, text: str) -> None:
         self.page.keyboard.press("/")
         self.page.locator("#search").fill(text)
-        self.page.keyboard.press("Enter")
-        self.page.wait_for_load_state()
+        with self.page.expect_navigation():
+            self.page.keyboard.press("Enter")
+
+    def follow(self, link: Any) -> None:
+        """Click on what leads to another page, and wait for that page: a click ends before the browser has left."""
+        with self.page.expect_navigation():
+            link.click()
 
     def read_rows(self) -> list[str]:
-        self.page.wait_for_load_state()
         return list(self.page.locator("tr[data-row]").evaluate_all("rows => rows.map(row => row.dataset.row)"))
 
 
@@ -92,9 +96,9 @@ def visitor(browser: Any, address: str) -> Generator[Visitor]:
 # ── Five questions ─────────────────────────────────────────────────────────────────────────────────
 def test_rows_on_which_a_check_failed_are_two_clicks_away(visitor: Visitor, demo: Project) -> None:
     page = visitor.go("/")
-    page.get_by_role("link", name="end_to_end_loss").click()
+    visitor.follow(page.get_by_role("link", name="end_to_end_loss"))
     shown = visitor.read_rows()
-    page.locator("tr[data-row] a").first.click()
+    visitor.follow(page.locator("tr[data-row] a").first)
 
     _, lost = query_views(
         demo.store,
@@ -136,21 +140,21 @@ def test_what_a_step_trained_on_is_found_by_its_number(visitor: Visitor, demo: P
         True,
     ]
     first = visitor.read_rows()[0]
-    page.locator("tr[data-row] td:nth-child(4) a").first.click()
+    visitor.follow(page.locator("tr[data-row] td:nth-child(4) a").first)
     assert page.locator("article").get_attribute("data-row") == first
-    page.get_by_role("link", name="step 12, rank 0").first.click()
+    visitor.follow(page.get_by_role("link", name="step 12, rank 0").first)
     assert page.locator("h1").inner_text().startswith("Step 12")
 
 
 def test_rows_that_lost_most_are_found_from_the_flow_and_show_what_they_lost(visitor: Visitor, demo: Project) -> None:
     page = visitor.go("/demo")
-    page.locator("#flow svg a", has_text="truncated").first.click()
+    visitor.follow(page.locator("#flow svg a", has_text="truncated").first)
     removed = page.locator("table.list td:nth-child(9)").all_inner_texts()
 
     numbers = [int(text.replace(",", "")) for text in removed]
     assert numbers == sorted(numbers, reverse=True)
     assert numbers[0] > 0
-    page.locator("tr[data-row] a").first.click()
+    visitor.follow(page.locator("tr[data-row] a").first)
     assert "before truncation, which removed" in page.locator("main").inner_text()
     assert demo.recipe.name == "demo"
 
@@ -163,9 +167,9 @@ def test_what_came_in_since_the_last_build_is_linked_from_the_report(browser: An
     with serving(tmp_path, "mini") as served:
         one = Visitor(browser, served)
         page = one.go("/mini")
-        page.get_by_role("link", name="Since the last build", exact=True).click()
+        one.follow(page.get_by_role("link", name="Since the last build", exact=True))
         came = one.read_rows()
-        page.locator("tr[data-row] a").first.click()
+        one.follow(page.locator("tr[data-row] a").first)
         shown = page.locator("article.row-view").get_attribute("data-row")
         page.close()
 
@@ -179,23 +183,23 @@ def test_what_came_in_since_the_last_build_is_linked_from_the_report(browser: An
 def test_numbers_bars_reasons_and_samples_lead_to_their_rows_and_back(visitor: Visitor, demo: Project) -> None:
     facts = current(demo, "chats", "canonical_rows").facts
     page = visitor.go("/demo")
-    page.locator("article.card", has_text="chats").locator("dd a").first.click()
+    visitor.follow(page.locator("article.card", has_text="chats").locator("dd a").first)
     assert page.locator("h1 .total").inner_text() == f"{facts['kept']:,}"
     page.go_back()
 
     bar = page.locator("article.card", has_text="chats").locator("svg a").first
     counted = int(bar.locator("title").text_content().rpartition(": ")[2].replace(",", ""))
-    bar.click()
+    visitor.follow(bar)
     assert page.locator("h1 .total").inner_text() == f"{counted:,}"
     page.go_back()
 
-    page.locator("#flow svg a", has_text="duplicate").first.click()
+    visitor.follow(page.locator("#flow svg a", has_text="duplicate").first)
     assert page.locator("h1").inner_text().startswith("Rejects")
     assert "an earlier row has the same content" in page.locator("main").inner_text()
     page.go_back()
 
     page.locator("#rows-list summary").first.click()
-    page.locator("#rows-list details[open] a").first.click()
+    visitor.follow(page.locator("#rows-list details[open] a").first)
     assert page.locator("article.row-view").count() == 1
 
 
@@ -217,8 +221,7 @@ def test_text_is_found_while_the_data_is_read(visitor: Visitor, demo: Project) -
     _, wanted = query_views(demo.store, "from rows select row_id where preview ilike '%crème brûlée%'", recipe="demo")
     page = visitor.go("/demo/rows")
     page.get_by_label("search in the text").fill("CRÈME BRÛLÉE")
-    page.get_by_role("button", name="show").click()
-    page.wait_for_load_state()
+    visitor.follow(page.get_by_role("button", name="show"))
 
     assert {row_id for (row_id,) in wanted} <= set(visitor.read_rows())
     assert "found" in page.locator("tr.progress").last.inner_text()
@@ -253,7 +256,7 @@ def test_rows_that_a_person_leaves_out_are_gone_from_the_next_build(browser: Any
     with serving(tmp_path, "mini") as served:
         one = Visitor(browser, served)
         page = one.go("/mini")
-        page.locator("#flow svg a", has_text="left_out_by_hand").first.click()
+        one.follow(page.locator("#flow svg a", has_text="left_out_by_hand").first)
         assert one.read_rows() == [rows[2], rows[5]]
         page.close()
 
@@ -266,7 +269,7 @@ def test_pages_fit_their_window(browser: Any, address: str, width: int, scheme: 
     one = Visitor(browser, address, width, scheme)
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     wide = {path: one.go(path).evaluate(overflow) for path in PAGES}
-    one.go("/demo/rows").locator("tr[data-row] a").first.click()
+    one.follow(one.go("/demo/rows").locator("tr[data-row] a").first)
     wide["row"] = one.page.evaluate(overflow)
     one.page.close()
 
@@ -282,8 +285,7 @@ def test_pages_violate_no_rule_of_axe(browser: Any, address: str, scheme: str) -
     for path in (*PAGES, "/demo/compare", "/demo/rows?q=river", "/demo/rows/nothing", *DETAILS):
         page = one.go(path)
         if path in DETAILS:
-            page.locator("tr[data-row] a").first.click()
-            page.wait_for_load_state()
+            one.follow(page.locator("tr[data-row] a").first)
         found = axe.Axe().run(page).response["violations"]
         violations += [f"{path}: {rule['id']}: {node['html'][:120]}" for rule in found for node in rule["nodes"]]
     one.page.close()
@@ -326,7 +328,7 @@ def test_pictures_of_pages_are_taken(visitor: Visitor) -> None:
     page.set_viewport_size({"width": 1360, "height": 500})
     if pictures is not None:
         page.screenshot(path=Path(pictures).absolute() / "view-rows.png")
-    page.locator("tr[data-row] a").nth(3).click()
+    visitor.follow(page.locator("tr[data-row] a").nth(3))
     page.set_viewport_size({"width": 1040, "height": 560})
     seen = page.locator(".text.model")
     assert seen.count() == 1

@@ -1,13 +1,14 @@
 """An output's ancestors are those that it was made from, although others of equal content were made from others."""
 
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
 from rowmill.build import comparison, gate, runner, steps
 from rowmill.build.gc import collect_garbage
-from rowmill.core.errors import IntegrityError
+from rowmill.core.errors import IntegrityError, SourceError
 from rowmill.inspection import trace, verify
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
@@ -180,6 +181,63 @@ def test_stages_after_a_held_one_are_made_of_what_it_was_made_of(tmp_path: Path,
 
     assert second.manifest("gpu_partitions").version == first.manifest("gpu_partitions").version
     assert third.versions() == Workspace(tmp_path, str(tmp_path / "empty")).build().versions()
+
+
+WEIGHTED: dict[str, Any] = {"defaults": {"loss": {"prompt_weight": 0.5}}}
+
+
+@pytest.mark.parametrize("layout", ["copied", "index"])
+@pytest.mark.parametrize(
+    ("held", "options", "problem"),
+    [
+        (("first", "packed_shards"), {"seq_len": 64}, r"2 lengths of sequences \(first with seq_len 128; second with "),
+        (
+            ("first", "packed_shards"),
+            WEIGHTED,
+            r"2 sets of columns \(first with no other columns; second with the columns loss_weights",
+        ),
+        (("training_splits",), {"seq_len": 64}, "packed with seq_len 128 and .*; the recipe has seq_len 64 and "),
+        (
+            ("training_splits",),
+            WEIGHTED,
+            "packed with seq_len 128 and no .*; the recipe has seq_len 128 and the columns loss_weights",
+        ),
+    ],
+)
+def test_held_shards_of_another_form_are_joined_with_no_others(
+    tmp_path: Path, held: tuple[str, ...], options: dict[str, Any], problem: str, layout: str
+) -> None:
+    workspace = Workspace(tmp_path)
+    datasets = {
+        name: workspace.files({f"{name}.jsonl": [pair(i + 10 * at) for i in range(9)]}, PAIR)
+        | {"packing": {"layout": layout}}
+        for at, name in enumerate(("first", "second"))
+    }
+    own = {"seq_len": 128, "partitions": {"world_size": 1, "layout": layout}}
+    first = workspace.recipe(datasets, **own).build()
+    gate.hold_version(workspace.project.store, first.manifest(*held))
+
+    workspace.recipe(datasets, **own | options)
+    with pytest.raises(IntegrityError, match=f"{problem}.*; {'/'.join(held)} is held at version .* --release` lets"):
+        workspace.build()
+    assert workspace.recipe(datasets, **own).build().versions() == first.versions()
+
+
+def test_error_of_a_held_source_whose_files_have_gone_names_the_hold(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    files = {f"{name}.jsonl": [pair(i + 10 * at) for i in range(9)] for at, name in enumerate("ab")}
+    first = workspace.recipe({"rows": workspace.files(files, PAIR)}).build()
+    gate.hold_version(workspace.project.store, first.manifest("rows", "raw_dataset"))
+    remaining = workspace.files(
+        {"b.jsonl": files["b.jsonl"]}, PAIR | {"input_field": "answer", "output_field": "prompt"}
+    )
+    workspace.recipe({"rows": remaining})
+    (workspace.folder / "data" / "a.jsonl").unlink()
+
+    with pytest.raises(
+        SourceError, match=r"data/a\.jsonl: cannot be read.*; rows/raw_dataset is held at version .* --release` lets"
+    ):
+        workspace.build()
 
 
 def test_shards_are_not_made_of_a_source_that_their_examples_were_not_made_of(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ A run's waivers are failures that a person accepts where it is started, in addit
 only those again: what this run published stays published, and the check is red again.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
@@ -20,7 +21,14 @@ from rowmill.checks.catalog import CHECKS_BY_NAME
 from rowmill.checks.gates import RUN_WAIVER_PREFIX, Threshold, Waiver, find_unknown_dataset, list_output_thresholds
 from rowmill.checks.judge import CheckResult
 from rowmill.core import config
-from rowmill.core.errors import ConfigError, IntegrityError, PipelineError
+from rowmill.core.errors import (
+    ConfigError,
+    DamagedFileError,
+    IntegrityError,
+    PipelineError,
+    SchemaError,
+    SourceError,
+)
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder, parse_stage_key
@@ -150,6 +158,29 @@ def follow_held_versions(store: Store, inputs: Mapping[StageKey, Manifest]) -> d
             if any(stage in history for stage in held):
                 followed |= {origin: one for origin, one in history.items() if origin in followed}
     return followed
+
+
+@contextmanager
+def explain_held_inputs(store: Store, inputs: Mapping[StageKey, Manifest]) -> Generator[None]:
+    """Let an error of a step that reads held versions name them: what they need may have gone, or be of other options.
+
+    The rows of a held dataset are read from its files as they were then; held shards have the length that was set then.
+    """
+    try:
+        yield
+    except DamagedFileError:
+        # The stage that wrote the file makes it again.
+        raise
+    except (ConfigError, SourceError, SchemaError, IntegrityError) as error:
+        held = [one for key in _list_chains(inputs) if (one := find_held_version(store, key)) is not None]
+        if held:
+            error.args = ("; ".join([str(error), *(f"{'/'.join(one.key[1:])} is {one.sentence}" for one in held)]),)
+        raise
+
+
+def _list_chains(keys: Iterable[StageKey]) -> list[StageKey]:
+    """Return the stages that some outputs and their ancestors are of, each once."""
+    return list(dict.fromkeys(stage for key in keys for stage in _list_chain(key)))
 
 
 def _list_chain(key: StageKey) -> list[StageKey]:

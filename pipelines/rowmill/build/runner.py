@@ -25,6 +25,7 @@ from typing import Self, TypeVar
 
 from rowmill.build.gate import (
     HeldVersion,
+    explain_held_inputs,
     find_held_version,
     open_generated_source,
     open_inputs,
@@ -247,7 +248,7 @@ class _StepRun:
         """Keep a held version, reuse a kept output, or make a new one."""
         started = time.monotonic()
         context = self._open_context(self.inputs)
-        with self._lock():
+        with self._lock(), explain_held_inputs(self.store, self.inputs):
             held = find_held_version(self.store, self.step.key)
             if held is not None:
                 # Current again, in case a run of Dagster chose another version, without reading its files.

@@ -336,7 +336,7 @@ def _index_segments(
 
 def _make_export_part(context: StageContext, at: str) -> Part:
     export = next(export for export in context.recipe.exports if export.name == context.key[-1])
-    packed = inputs.get_packed_shards(context)
+    packed = inputs.open_joined_shards(context)
     parts = [part for one in packed.values() for part in one.parts if part.facts["split"] == export.split]
     index, segments, first_segments = _index_segments(context, export, packed, parts)
     layout = export.lay_out(index)

@@ -531,7 +531,9 @@ def make_gpu_partitions(context: StageContext) -> StageOutput:
     if missing:
         splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
         order = inputs.load_order(context.store, splits)
-        sources = RankSources(context, inputs.get_packed_shards(context), order)
+        packed = inputs.open_joined_shards(context)
+        inputs.require_form_of_recipe(context, packed)
+        sources = RankSources(context, packed, order)
         written = (write_rank_index(context, sources, name) for name in missing)
         if context.recipe.partitions.layout == "copied":
             written = write_copied_ranks(context, sources, missing)

@@ -1,10 +1,11 @@
 """Values that several stages read from an input's manifest: examples, packed shards, the order of training."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 
 from rowmill.checks.cross_stage import iterate_history
+from rowmill.core.errors import IntegrityError
 from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.core.storage import Store, read_tables
 from rowmill.recipe.recipe import Recipe
@@ -12,6 +13,7 @@ from rowmill.schema import manifest
 from rowmill.schema.example_counts import JoinedExampleDetails
 from rowmill.schema.manifest import Manifest, Part, StageKey
 from rowmill.schema.rows import DOMAIN_FIELD, PADDING_FIELD, SEGMENT_COLUMNS, TREE_FIELDS, RowKind
+from rowmill.shards import native
 from rowmill.sources import SourcePart
 from rowmill.sources.reading import load_part_groups, load_source_parts
 from rowmill.stages.base import StageContext, StageDeclaration
@@ -74,3 +76,55 @@ def count_train_sequences(packed: Mapping[str, Manifest]) -> list[int]:
 def get_packed_shards(context: StageContext) -> dict[str, Manifest]:
     """Return the packed shards of each dataset, in recipe order."""
     return {name: context.inputs[(context.recipe.name, name, PACKED_SHARDS)] for name in context.recipe.datasets}
+
+
+def list_shard_columns(recipe: Recipe, kind: RowKind) -> tuple[tuple[str, str], ...]:
+    """Return the names and types of what packed shards give readers, an index of tokens the same as copies of them."""
+    schema = native.extend_schema(native.SHARD_SCHEMA, recipe.token_types, list_segment_columns(recipe, kind))
+    return tuple((field.name, str(field.type)) for field in schema)
+
+
+def open_joined_shards(context: StageContext) -> dict[str, Manifest]:
+    """Return the packed shards of each dataset, in recipe order, which are all of one form.
+
+    A version that somebody chose may have another tokenizer, sequence length or columns, as it was packed for another
+    recipe. Raises IntegrityError, since no batch can hold both.
+    """
+    packed = get_packed_shards(context)
+    common = set.intersection(*(set(one.schema) for one in packed.values()))
+    forms: dict[str, dict[str, list[str]]] = {}
+    for name, one in packed.items():
+        for what, form in (
+            ("tokenizers", f"tokenizer {str(one.card['tokenizer_digest'])[:12]}"),
+            ("lengths of sequences", f"seq_len {one.card['seq_len']}"),
+            ("sets of columns", _describe_columns(one.schema, common)),
+        ):
+            forms.setdefault(what, {}).setdefault(form, []).append(name)
+    for what, found in forms.items():
+        if len(found) > 1:
+            listed = "; ".join(f"{', '.join(names)} with {form}" for form, names in found.items())
+            raise IntegrityError(
+                f"{'/'.join(context.key)}: its datasets were packed with {len(found)} {what} ({listed}); the sequences "
+                "of one order have the same; build the recipe again, and pin tokenizer.revision if it is on the hub"
+            )
+    return packed
+
+
+def require_form_of_recipe(context: StageContext, packed: Mapping[str, Manifest]) -> None:
+    """Refuse shards that were packed for another sequence length or other columns than the recipe's now."""
+    recipe = context.recipe
+    for name, one in packed.items():
+        wanted = list_shard_columns(recipe, recipe.datasets[name].row_kind)
+        if int(one.card["seq_len"]) != recipe.seq_len or one.schema != wanted:
+            common = {*one.schema} & {*wanted}
+            raise IntegrityError(
+                f"{'/'.join(context.key)}: the shards of {name} were packed with seq_len {one.card['seq_len']} and "
+                f"{_describe_columns(one.schema, common)}; the recipe has seq_len {recipe.seq_len} and "
+                f"{_describe_columns(wanted, common)}; build {name}/{PACKED_SHARDS} again, or set the options back "
+                "that it was packed under"
+            )
+
+
+def _describe_columns(schema: Sequence[tuple[str, str]], common: Collection[tuple[str, str]]) -> str:
+    own = [f"{name}: {kind}" for name, kind in schema if (name, kind) not in common]
+    return f"the columns {', '.join(own)}" if own else "no other columns"

@@ -32,7 +32,6 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema.counts import compute_share
 from rowmill.schema.example_counts import ExampleCounts
 from rowmill.schema.facts import UNCOUNTED, PackedShardsFacts, require_counted
-from rowmill.schema.indexed_shards import drop_tokens, list_token_columns
 from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
 from rowmill.schema.manifest import DisplayTable, File, Histogram, Part
 from rowmill.schema.rows import SEGMENT_COLUMNS, describe_columns
@@ -302,7 +301,7 @@ def make_packed_shards(context: StageContext) -> StageOutput:
                 tuple(int(count) for count in fills),
             )
         },
-        schema=tuple((f.name, str(f.type)) for f in _make_schema(context)),
+        schema=inputs.list_shard_columns(context.recipe, context.dataset.row_kind),
         card=build_shard_card(context),
         parts_reused=sum(made.reused for made in maps),
         rows_made=sum(made.rows_made for made in maps),
@@ -352,16 +351,6 @@ _COUNTS = ("sequences", "segments", "tokens", "trained_tokens")
 
 _NO_SPLIT = {"split": ""}
 """The facts of parts that are not shards."""
-
-
-def _make_schema(context: StageContext) -> pa.Schema:
-    """Return the columns of the shards' files."""
-    columns = inputs.list_segment_columns(context.recipe, context.dataset.row_kind)
-    schema = native.extend_schema(native.SHARD_SCHEMA, context.recipe.token_types, columns)
-    if context.dataset.packing.layout == "copied":
-        return schema
-    none = np.zeros(0, np.int64)
-    return drop_tokens(schema.empty_table(), none, none, list_token_columns(context.recipe.token_types)).schema
 
 
 _FATES = ((REJECTED, "overlong"), (REJECTED, "no_loss_tokens"), ("tail", ""), ("validation_surplus", ""))

@@ -36,7 +36,6 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Ints, compute_offsets, format_count, read_lists
 from rowmill.core.arrow_files import make_required_schema
-from rowmill.core.errors import IntegrityError
 from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, TRAINING_SPLITS
 from rowmill.core.storage import Store, digest_json
 from rowmill.packing import rank_assignment
@@ -51,7 +50,7 @@ from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, File, Histogram, Manifest, Part
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
-from rowmill.stages.inputs import count_train_sequences, get_packed_shards, list_train_shards
+from rowmill.stages.inputs import count_train_sequences, list_train_shards, open_joined_shards
 from rowmill.stages.training_splits import leakage
 from rowmill.stats.tables import StatsInputs, count_rows_by_fact
 
@@ -355,16 +354,7 @@ def identify_training_splits(recipe: Recipe, name: str) -> dict[str, Any]:
 
 def make_training_splits(context: StageContext) -> StageOutput:
     """Mix the datasets, assign ranks, and measure leaks."""
-    packed = get_packed_shards(context)
-    made_with: dict[str, list[str]] = {}
-    for name, one in packed.items():
-        made_with.setdefault(str(one.card["tokenizer_digest"]), []).append(name)
-    if len(made_with) > 1:
-        found = "; ".join(f"{', '.join(names)} with {which[:12]}" for which, names in made_with.items())
-        raise IntegrityError(
-            f"{'/'.join(context.key)}: its datasets were tokenized with {len(made_with)} tokenizers ({found}); the ids "
-            "of one order must come from one; build the recipe again, and pin tokenizer.revision if it is on the hub"
-        )
+    packed = open_joined_shards(context)
     sizes = dict(zip(packed, count_train_sequences(packed), strict=True))
     mixture = context.recipe.mixture
     schedule = schedule_sequences(mixture, sizes, context.recipe.seed)

@@ -90,7 +90,7 @@ def find_contract_changes(
 ) -> Iterator[TableChange]:
     """Yield the differences between a table and its pinned contract; without one, those between its typed files."""
     if pinned is not None:
-        yield from _find_other_dialects(pinned, scans, "and the contract says")
+        yield from _find_other_dialects(pinned, scans)
         yield from _find_new_or_missing(pinned, evidence, "the contract has no such column")
         return
     # Columns that two typed files declare as different kinds of values, such as numbers and text.
@@ -111,7 +111,7 @@ def _number_parts(scans: Sequence[FileScan]) -> Iterator[tuple[FileScan, int]]:
     return zip(scans, accumulate((len(scan.parts) for scan in scans), initial=0), strict=False)
 
 
-def _find_other_dialects(contract: TableContract, scans: Sequence[FileScan], and_what: str) -> Iterator[TableChange]:
+def _find_other_dialects(contract: TableContract, scans: Sequence[FileScan]) -> Iterator[TableChange]:
     for scan, number in _number_parts(scans):
         found = scan.dialect if scan.parts else None
         for what, own, wanted in (
@@ -119,7 +119,9 @@ def _find_other_dialects(contract: TableContract, scans: Sequence[FileScan], and
             ("quoted with", found and found.quote, contract.quote),
         ):
             if found is not None and wanted is not None and own != wanted:
-                yield TableChange("the header", f"is {what} {own!r}, {and_what} {wanted!r}", None, (number, HEADER))
+                yield TableChange(
+                    "the header", f"is {what} {own!r}, and the contract says {wanted!r}", None, (number, HEADER)
+                )
 
 
 def _find_new_or_missing(contract: TableContract, evidence: TableEvidence, why_new: str) -> Iterator[TableChange]:
@@ -209,9 +211,11 @@ def _reads_cell(column: ColumnContract, shape: str) -> bool:
     return reads_shape(column, shape)
 
 
-def find_published_changes(before: StoredTable, now: StoredTable, scans: Sequence[FileScan]) -> Iterator[TableChange]:
-    """Yield the changes of a table since the published one; `scans` are the files of the later one."""
-    yield from _find_other_dialects(before.contract, scans, "and the published build has")
+def find_published_changes(before: StoredTable, now: StoredTable) -> Iterator[TableChange]:
+    """Yield the changes of a table since the published one.
+
+    Another delimiter of equal cells is none: the rows, and so their version, are the same.
+    """
     yield from _find_new_or_missing(before.contract, now.evidence, "the published build has no such column")
     for name, column in before.contract.columns.items():
         seen, other = now.evidence.columns.get(name), now.contract.columns.get(name)
@@ -256,4 +260,4 @@ def compare_rows(base: Path, store: Store, rows: Manifest, published: Manifest) 
         return None
     inputs = manifest.load_inputs(store, rows)
     scans = load_scans(next(made for made in inputs.values() if made.stage == RAW_DATASET))
-    return describe_changes([*find_published_changes(before, now, scans)], make_place_describer(scans, base))
+    return describe_changes([*find_published_changes(before, now)], make_place_describer(scans, base))

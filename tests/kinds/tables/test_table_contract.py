@@ -327,7 +327,7 @@ def table_of(values: list[Any], *, are_cells: bool = True, declared: str | None 
 
 
 def changes(before: StoredTable, after: StoredTable) -> list[tuple[str, str | None]]:
-    return [(one.change, one.text) for one in find_published_changes(before, after, ())]
+    return [(one.change, one.text) for one in find_published_changes(before, after)]
 
 
 def test_equal_shapes_and_known_mismatches_are_not_a_change() -> None:
@@ -336,7 +336,7 @@ def test_equal_shapes_and_known_mismatches_are_not_a_change() -> None:
 
     stray, strays = table_of([*NUMBERS, "guest"]), table_of([*NUMBERS, "guest", *["other"] * 3])
     assert changes(stray, stray) == []
-    [new] = find_published_changes(table_of(NUMBERS), stray, ())
+    [new] = find_published_changes(table_of(NUMBERS), stray)
     assert (new.column, new.text, new.place) == ("a", "guest", (0, 20))
     assert changes(stray, strays) == [("was integer, which 4 values do not fit (before: 1)", "guest")]
 

@@ -105,6 +105,25 @@ def test_messages_of_equal_text_have_distinct_spans(template: str, answer: str) 
     assert [(piece.message, piece.start) for piece in masked.pieces[:2]] == [(0, first), (1, second)]
 
 
+@pytest.mark.parametrize("answer", ["\nYes", " \n\n Yes", "\n\n\n\nYes\n", "Yes"])
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("llama3.1", "<|start_header_id|>assistant<|end_header_id|>\n\n⟦Yes<|eot_id|>⟧"),
+        ("gemma3", "<start_of_turn>model\n⟦Yes<end_of_turn>⟧\n"),
+        (LETTERS.replace("m.content", "m.content | trim").replace("'<' + m.role[0] + '>'", "m.role + '\n\n'"), None),
+    ],
+)
+def test_line_break_that_the_template_strips_from_an_answer_is_not_found_in_the_header(
+    template: str, expected: str | None, answer: str
+) -> None:
+    written = template if expected is None else read_named_template(template)
+    found = mask(written, [user("Is it?"), assistant(answer), user("Sure?"), assistant(answer)])
+
+    assert found.endswith("assistant\n\n⟦Yes<e>⟧\n" if expected is None else expected)
+    assert found.count("⟦Yes<") == 2
+
+
 def test_text_of_two_messages_that_is_printed_once_counts_as_dropped() -> None:
     """The template prints the system's text in the first user's turn, and that turn's own text nowhere."""
     template = """{% for m in messages %}{% if m.role == 'user' %}<|im_start|>user

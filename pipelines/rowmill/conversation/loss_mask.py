@@ -7,6 +7,8 @@ A row whose mask cannot be verified is rejected with a reason, never guessed.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 
 from rowmill.conversation.character_ownership import (
     LocatedContent,
@@ -27,7 +29,7 @@ from rowmill.core.json import Json, to_json
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.rows import ContentSpan, Conversation, MaskedConversation, Message, Rejected, Span
 
-MASKING_VERSION = 11
+MASKING_VERSION = 12
 """Increment it when any mask may change."""
 
 
@@ -178,6 +180,9 @@ class Masker:
             if self._by_blocks and conversation.messages[index]["role"] in self._roles:
                 blocks[index] = self._constants
         problem = verify_mask(cut.text, trained, supervised, located, excluded, blocks)
+        if problem is not None and _leave_line_breaks_to_headers(cut.text, trained, located):
+            pieces = located.pieces()
+            problem = verify_mask(cut.text, trained, supervised, located, excluded, blocks)
         if problem is not None:
             return problem
         own = tuple(pieces)
@@ -401,6 +406,21 @@ def find_affected_answers(messages: Sequence[Message], origin: int, roles: froze
 
 
 # ── the checks of a mask ──
+
+
+def _leave_line_breaks_to_headers(text: str, trained: Sequence[Span], located: LocatedContent) -> bool:
+    r"""Let own texts begin where their turns do; return whether any began before that, in whitespace.
+
+    Whitespace is not covered, so that its owner is unknown: where a template prints the answer "\nYes" without its
+    line break, that of the header before "Yes" was taken for it.
+    """
+    is_changed = False
+    for index, group in groupby(trained, key=attrgetter("message")):
+        first, own = next(group), located.own.get(index)
+        if own and own[0].start < first.start < own[0].end and text[own[0].start : first.start].isspace():
+            own[0] = own[0]._replace(start=first.start)
+            is_changed = True
+    return is_changed
 
 
 def verify_mask(

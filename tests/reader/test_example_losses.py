@@ -112,6 +112,14 @@ def test_losses_are_a_view_and_an_order_of_rows(built: Built, tmp_path: Path) ->
     page = ask(builds, "/mini/rows?order=-above_step").text
     assert re.findall(r'<tr data-row="([^"]+)"', page)[:3] == [row_id for row_id, _ in above]
     assert f"{above[0][1]:+.3f}" in page
+    domains = re.findall(
+        r'order=-loss[^"]*">(\w+)</a></td><td>(\w*)</td><td class="number">(\d+)</td><td class="number">([\d.]+)<',
+        ask(builds, "/mini/rows").text,
+    )
+    means = {(name, ""): [mean for mean, _ in expect(built, (name,)).values()] for name in ("chats", "texts")}
+    assert {(name, domain): (int(rows), loss) for name, domain, rows, loss in domains} == {
+        key: (len(values), f"{sum(values) / len(values):.3f}") for key, values in means.items()
+    }
     assert "<h2>Loss</h2>" in ask(builds, f"/mini/rows/{first.partition('#')[0]}").text
 
 

@@ -263,6 +263,21 @@ def read_losses(connection: "duckdb.DuckDBPyConnection", row_ids: Sequence[str])
     return {line["row_id"]: (line["loss"], line["above_step"]) for line in lines}
 
 
+def read_losses_by_domain(connection: "duckdb.DuckDBPyConnection", build: Build) -> list[dict[str, Any]]:
+    """Return the rows with losses, their mean loss and how much it is above that of their steps, by dataset and domain.
+
+    The highest loss comes first.
+    """
+    of_rows = _Select()
+    of_rows.restrict(build.list_versions(CANONICAL_ROWS), build.recipe, "r")
+    sql = (
+        "SELECT r.dataset, r.domain, count(*) AS rows, avg(l.loss) AS loss, avg(l.above_step) AS above_step FROM "
+        f"history.rows AS r JOIN ({_LOSSES_OF_ROWS} GROUP BY row_id) AS l USING (row_id) WHERE "
+        f"{' AND '.join(of_rows.where)} GROUP BY ALL ORDER BY loss DESC, r.dataset, r.domain LIMIT {PAGE_ROWS}"
+    )
+    return _fetch(connection, sql, of_rows.values)
+
+
 def read_segments(
     connection: "duckdb.DuckDBPyConnection", build: Build, sequences: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], list[dict[str, Any]]]:

@@ -146,12 +146,15 @@ def show_list(builds: Builds, build: Build, query: ListQuery, values: Mapping[st
         reasons = _describe_reasons(connection, build, query) if query.name == "rejects" else []
         kept = {name: value for name, value in values.items() if name not in ("page", "version", "start")}
         has_losses = bool(builds.losses) and query.name == "rows"
+        shows_domains = has_losses and page is not None and not kept
+        losses_by_domain = lists.read_losses_by_domain(connection, build) if shows_domains else []
         if page is not None and has_losses:
             _add_losses(connection, page.lines)
         template = open_templates().get_template("view_list.html.jinja")
         context: dict[str, Any] = {
             "build": build, "to": links, "query": query, "page": page, "choices": choices, "reasons": reasons,
-            "kept": kept, "has_losses": has_losses, "reason": REASON_DESCRIPTIONS.get(query.filters.get("reason", "")),
+            "kept": kept, "has_losses": has_losses, "losses_by_domain": losses_by_domain,
+            "reason": REASON_DESCRIPTIONS.get(query.filters.get("reason", "")),
             "check": _find_check(build, query), "page_rows": lists.PAGE_ROWS,
             "lines": () if page is not None else _search(connection, build, query, values, has_losses=has_losses),
         }  # fmt: skip

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rowmill.checks import judge
 from rowmill.core.errors import ConfigError
 from rowmill.core.installation import format_install_command
 from rowmill.recipe import recipe
@@ -64,7 +65,8 @@ for run in client.search_runs([experiment.experiment_id]):
         }
     folder = client.download_artifacts(run.info.run_id, "")
     files = {name: open(f"{folder}/{name}").read() for name in ("manifest.json", "build.json")}
-    runs.append({"name": run.info.run_name, "status": run.info.status, "inputs": inputs, "files": files})
+    note = run.data.tags["mlflow.note.content"]
+    runs.append({"name": run.info.run_name, "note": note, "status": run.info.status, "inputs": inputs, "files": files})
 print(json.dumps(runs))
 """
 """A client of its own: importing MLflow must not warn in the tests' process."""
@@ -134,6 +136,8 @@ def test_mlflow_has_one_run_per_version_with_the_datasets_and_the_manifest(tmp_p
     assert (chats["digest"], chats["context"]) == (raw.version, "source")
     assert json.loads(run["files"]["manifest.json"])["version"] == ranks.version
     assert json.loads(run["files"]["build.json"])["recipe"] == "small"
+    argument = judge.format_recipe_argument("small", project.project.store.root)
+    assert run["note"].endswith(f"What each step trains on: rowmill view {argument} 'step 0'")
     assert len(read_runs(tmp_path)) == 2
 
 
@@ -167,6 +171,7 @@ def test_mlflow_server_of_another_version_is_named_with_those_supported(tmp_path
 @WANDB
 def test_wandb_keeps_an_artifact_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ROWMILL_VIEWER_URL", "http://127.0.0.1:3002")
     project = write(tmp_path, {"kind": "wandb", "mode": "offline", "project": "data"})
     said = [build(project) for _ in range(2)]
     ranks = project.current("gpu_partitions")
@@ -176,7 +181,8 @@ def test_wandb_keeps_an_artifact_offline(tmp_path: Path, monkeypatch: pytest.Mon
     written = kept.read_bytes()
     assert said == [[f"logged to wandb: {run}"], []]
     # A log of protocol buffers, in which texts are as they are.
-    for text in ("data", "dataset", "manifest.json", "build.json", f'"{ranks.version}"', ranks.version[:12]):
+    for text in ("data", "dataset", "manifest.json", "build.json", f'"{ranks.version}"', ranks.version[:12],
+                 f"trains on: http://127.0.0.1:3002/small/steps/0?version={ranks.version}"):  # fmt: skip
         assert text.encode() in written
     staged = [file.read_bytes() for file in (tmp_path / "wandb" / "data").rglob("*") if file.is_file()]
     assert project.project.store.read(f"small/gpu_partitions/manifests/{ranks.fingerprint}.json") in staged

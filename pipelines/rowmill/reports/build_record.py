@@ -22,6 +22,7 @@ from rowmill.core.console import escape_control_characters
 from rowmill.core.stage_names import EXPORTS, GPU_PARTITIONS
 from rowmill.core.storage import digest_json
 from rowmill.reader.published import find_published_version
+from rowmill.reports.links import PageLinks
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, get_stage_folder
 from rowmill.sources import GeneratedSource, HuggingFaceSource, public_url
@@ -126,10 +127,20 @@ def describe_build(project: Project, output: Manifest) -> BuildRecord:
         output=name,
         rowmill=rowmill.__version__,
         waivers=output.waivers,
+        steps=_locate_steps(project, output),
         stages=ordered,
         new=(name,) if output.stage == EXPORTS else tuple(ordered),
         manifest=store.read(f"{get_stage_folder(output.key)}/manifests/{output.fingerprint}.json"),
     )
+
+
+def _locate_steps(project: Project, output: Manifest) -> str:
+    """Return the address of the page of steps where $ROWMILL_VIEWER_URL says that a viewer runs, else the command."""
+    recipe = project.recipe.name
+    if base := os.environ.get("ROWMILL_VIEWER_URL"):
+        version = output.version if output.stage == GPU_PARTITIONS else ""
+        return PageLinks(recipe, base=base, version=version).of("steps", 0)
+    return f"rowmill view {judge.format_recipe_argument(recipe, project.store.root)} 'step 0'"
 
 
 def _describe_stage(project: Project, output: Manifest) -> LoggedStage:

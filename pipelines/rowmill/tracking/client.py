@@ -73,6 +73,8 @@ class BuildRecord:
     output: str
     rowmill: str
     waivers: tuple[str, ...]
+    steps: str
+    """Where a person sees what each step of this build trains on: a page's address, or a command."""
     stages: Mapping[str, LoggedStage]
     new: tuple[str, ...]
     """The stages that an event is sent for: all of a published build, and of an export its own."""
@@ -93,7 +95,13 @@ class BuildRecord:
     def describe(self) -> dict[str, Any]:
         """Return the record as JSON, without the manifest."""
         stages = {name: asdict(stage) for name, stage in self.stages.items()}
-        return {"recipe": self.recipe, "rowmill": self.rowmill, "waivers": self.waivers, "stages": stages}
+        own = {"recipe": self.recipe, "rowmill": self.rowmill, "waivers": self.waivers, "steps": self.steps}
+        return own | {"stages": stages}
+
+    @property
+    def note(self) -> str:
+        """What a person reads who sees a loss curve beside this record."""
+        return f"{self.published.description} What each step trains on: {self.steps}"
 
 
 # ── MLflow ──
@@ -134,7 +142,7 @@ def log_to_mlflow(tracker: MlflowTracker, record: BuildRecord, folder: Path) -> 
         run_id = runs[0].info.run_id
     else:
         tags = {"rowmill.output": key, "rowmill.recipe": record.recipe, "rowmill.version": published.version}
-        tags["mlflow.source.name"] = f"rowmill {record.rowmill}"
+        tags |= {"mlflow.source.name": f"rowmill {record.rowmill}", "mlflow.note.content": record.note}
         run_name = f"{record.recipe} {published.version[:12]}"
         run_id = client.create_run(experiment, tags=tags, run_name=run_name).info.run_id
     inputs = [make_input(record.recipe, published, published.address, "training")]
@@ -220,6 +228,7 @@ def log_to_wandb(tracker: WandbTracker, record: BuildRecord, folder: Path) -> st
         resume="allow" if tracker.mode == "online" else None,
         name=f"{record.recipe} {published.version[:12]}",
         job_type="dataset",
+        notes=record.note,
         settings=wandb.Settings(init_timeout=2 * REQUEST_TIMEOUT_S, disable_git=True),
     )
     checks = {f"{stage.name}/{check.name}": check.outcome for stage in record.stages.values() for check in stage.checks}
@@ -232,8 +241,8 @@ def log_to_wandb(tracker: WandbTracker, record: BuildRecord, folder: Path) -> st
     artifact = wandb.Artifact(
         re.sub(r"[^\w.-]", "-", record.recipe),
         type="dataset",
-        description=published.description,
-        metadata={**facts, "datasets": datasets, "checks": checks, "waivers": record.waivers},
+        description=record.note,
+        metadata={**facts, "steps": record.steps, "datasets": datasets, "checks": checks, "waivers": record.waivers},
     )
     for file in record.write_files(folder):
         artifact.add_file(str(file), name=file.name)

@@ -20,7 +20,7 @@ from rowmill.cli.error_boundary import ExitStatus
 from rowmill.core.errors import IntegrityError
 from rowmill.schema import manifest
 from tests.support.cli_project import CHATS, NOTES, RECIPE, ROOT, TASKS, CliProject, list_files, run
-from tests.support.recipes import flip_bit
+from tests.support.recipes import PAIR, Workspace, flip_bit, pair
 
 STEPS = 3 * 5 + 2
 
@@ -480,6 +480,22 @@ def test_recipe_is_found_by_name_and_the_nearest_one_is_named(
     err = run("build", "smalll", status=ExitStatus.INVALID).err
     assert "smalll: no recipe of this name; there are small in" in err
     assert "did you mean small?" in err
+
+
+def test_commands_that_a_build_of_a_file_prints_find_the_file_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ROWMILL_CONFIGS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    project = Workspace(tmp_path).one("rows.jsonl", [pair(i) for i in range(9)], PAIR)
+    shutil.move(project.config, tmp_path / "own.yaml")
+    project.config.parent.rmdir()
+    printed = run("build", "own.yaml").out
+    [inspect] = re.findall(r"rowmill (inspect own -n 2)", printed)
+
+    assert "row_id" in run("sql", "from rows limit 1", "own").out
+    assert "trained" in run(*inspect.split()).out
+    assert "owm: no such recipe; there is no configs folder" in run("plan", "owm", status=ExitStatus.INVALID).err
 
 
 def test_broken_recipe_says_where_what_allowed_and_what_to_do(tmp_path: Path) -> None:

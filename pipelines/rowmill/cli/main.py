@@ -109,7 +109,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rowmill",
         description="Build packed token shards and per-GPU partitions from raw datasets.",
-        epilog="RECIPE is a recipe file, or the name of a recipe under configs/. `rowmill COMMAND --help` shows a "
+        epilog="RECIPE is a recipe file, or the name of one here or under configs/. `rowmill COMMAND --help` shows a "
         "command's options. plan, build, work and advise take options of records datasets, such as "
         "--data__max_sequences_per_example 3. Exit status: 0 done; 1 a gate is closed; 2 invalid recipe, command or "
         "source, or a permission or space is missing; 3 a disk, network, storage or worker failed, so try again; 4 "

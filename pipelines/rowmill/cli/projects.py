@@ -29,7 +29,7 @@ def add_command(
     """Add a command that works on a recipe; with `takes_overrides` it accepts `--data__option VALUE` arguments."""
     parser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     parser.set_defaults(command=command, takes_overrides=takes_overrides)
-    parser.add_argument("recipe", metavar="RECIPE", help="recipe file, or name of a recipe under configs/")
+    parser.add_argument("recipe", metavar="RECIPE", help="recipe file, or name of one here or under configs/")
     add_root_option(parser)
     return parser
 
@@ -99,24 +99,23 @@ def configs_folder() -> Path | None:
 
 
 def recipe_path(name: str) -> Path:
-    """Return the file of a recipe that is named by path or by name."""
+    """Return the file of a recipe that is named by path, or by name: one in `configs`, or else in this folder."""
     from rowmill.recipe import recipe
 
     path = Path(name)
     if path.is_file() or path.suffix in (".yaml", ".yml"):
         return path
     configs = configs_folder()
+    recipes = {} if configs is None else {path.stem: path for path in recipe.find_recipes(configs)}
+    beside = (path.with_name(f"{path.name}{suffix}") for suffix in (".yaml", ".yml"))
+    if found := recipes.get(name) or next((one for one in beside if one.is_file()), None):
+        return found
     if configs is None:
         raise ConfigError(
             f"{name}: no such recipe; there is no configs folder here or above; name a recipe file, or run in a project"
         )
-    recipes = {path.stem: path for path in recipe.find_recipes(configs)}
-    if name not in recipes:
-        hint = hint_at_name(name, recipes, "name one of them, or a recipe file")
-        raise ConfigError(
-            f"{name}: no recipe of this name; there are {', '.join(recipes) or 'none'} in {configs}; {hint}"
-        )
-    return recipes[name]
+    hint = hint_at_name(name, recipes, "name one of them, or a recipe file")
+    raise ConfigError(f"{name}: no recipe of this name; there are {', '.join(recipes) or 'none'} in {configs}; {hint}")
 
 
 # ── Dagster ──

@@ -63,6 +63,9 @@ UNFINISHED_NAME_PATTERN = re.compile(rf"\.[0-9a-f]{{32}}{re.escape(UNFINISHED_SU
 
 CONCURRENT_SYNCS = 16
 
+THREADED_READ_BYTES = 1 << 20
+"""The size from which several threads read a Parquet file: one of 2 KB took them 0.55 ms, and one thread 0.3 ms."""
+
 LEAST_SYNCS = 4
 """Files and folders of a thread that syncs: fewer take less time than starting it."""
 
@@ -216,7 +219,7 @@ class Store:
             # A Python buffer is read on this thread: Arrow's own may let go of it only when the interpreter is ending;
             # they then wait for its lock, are ended by it, and the process aborts ("terminate called without an
             # active exception").
-            return file.read(wanted, use_threads=self.is_local)
+            return file.read(wanted, use_threads=self.is_local and content.size >= THREADED_READ_BYTES)
 
     def list(self, relative: str) -> list[str]:
         """Return the sorted names in a folder, without unfinished files; an empty list if it does not exist."""

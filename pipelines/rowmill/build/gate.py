@@ -140,7 +140,7 @@ def release_version(store: Store, key: StageKey) -> HeldVersion | None:
 
 def find_held_version(store: Store, key: StageKey) -> HeldVersion | None:
     """Return the version at which a stage is held, or None."""
-    found = store.read_sealed(_held_file(key))
+    found = store.recall_sealed(_held_file(key))
     return None if found is None else HeldVersion(key, **found)
 
 

@@ -13,13 +13,11 @@ of a source, and changes no row.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 
 from rowmill.checks import drift
 from rowmill.checks.gates import Comparison
 from rowmill.core.errors import IntegrityError
-from rowmill.core.json import parse_sealed
 from rowmill.core.stage_names import (
     CANONICAL_ROWS,
     GPU_PARTITIONS,
@@ -152,14 +150,9 @@ def write_published_counts(store: Store, ranks: Manifest) -> None:
         store.write_sealed(path, counts)
 
 
-# Cached, because every stage of every dataset reads them several times per build.
-_decode_published = lru_cache(maxsize=8)(parse_sealed)
-
-
 def load_published(store: Store, recipe: str) -> Mapping[str, Any] | None:
     """Return the published build as `write_published_counts` stores it; recomputed from manifests if that is lost."""
-    path = published_path(recipe)
-    kept = _decode_published(store.read(path)) if store.exists(path) else None
+    kept = store.recall_sealed(published_path(recipe))
     if kept is not None:
         return kept
     current = store.read_sealed(f"{recipe}/{GPU_PARTITIONS}/current.json")

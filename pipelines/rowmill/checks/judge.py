@@ -167,7 +167,7 @@ class _SavedResults:
 
     @classmethod
     def load(cls, store: Store, manifest: Manifest) -> "_SavedResults":
-        raw = store.read_sealed(_check_results_path(manifest.key, manifest.version)) or {}
+        raw = store.recall_sealed(_check_results_path(manifest.key, manifest.version)) or {}
         return cls(store, manifest, dict(raw.get("results", {})))
 
     def find(self, threshold: Threshold) -> CheckResult | None:

@@ -1,10 +1,12 @@
-"""Values that stay in memory while they are used: those used last, within a limit of size."""
+"""Values that stay in memory while they are used: those used last, and those read from files that have not changed."""
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT")
@@ -46,3 +48,55 @@ class RecentValues(Generic[KeyT, ValueT]):
             while self._size > self._limit and len(self._values) > self._least:
                 self._size -= self._size_of(self._values.popitem(last=False)[1])
         return value
+
+
+# ── What was read from small files, while they are unchanged ──
+#
+# A build reads manifests, pointers and check results again at every step, and other processes write there
+# meanwhile. Whoever writes a file renames it into place, so a change shows in the file's inode and times.
+
+LARGEST_FILE_BYTES: Final = 512 << 10
+"""Larger files are read anew: what is made of them would leave no room for the others."""
+
+KEPT_BYTES: Final = 8 << 20
+"""JSON text of which the values are kept, each of some eight times its size; a compressed file counts tenfold."""
+
+CLOCK_TICK_NS: Final = 20_000_000
+"""Twice the 10 ms by which a file system's times may be late: a file could change within them and keep its times."""
+
+_FileFacts = tuple[int, int, int, int, int]
+_FILES = RecentValues[tuple[str, _FileFacts, Hashable], tuple[Any, int]](KEPT_BYTES, lambda entry: entry[1])
+
+
+def read_unchanged(path: str, parse: Callable[[bytes], ValueT]) -> ValueT:
+    """Return what a function makes of a small file, or made of it before if the file is the same.
+
+    Callers share the value and must not change it. `parse` must be a function of a module, not one made for the call.
+    Raises FileNotFoundError if there is no file.
+    """
+    while True:
+        facts = _describe_file(os.stat(path))
+        *_, modified, changed = facts
+        if facts[2] > LARGEST_FILE_BYTES or max(modified, changed) > time.time_ns() - CLOCK_TICK_NS:
+            with open(path, "rb") as handle:
+                return parse(handle.read())
+        try:
+            return _FILES.get((path, facts, parse), partial(_read_as_described, path, facts, parse))[0]
+        except _ReplacedError:
+            continue
+
+
+class _ReplacedError(Exception):
+    """The file was replaced after it was looked at."""
+
+
+def _read_as_described(path: str, facts: _FileFacts, parse: Callable[[bytes], ValueT]) -> tuple[ValueT, int]:
+    with open(path, "rb") as handle:
+        if _describe_file(os.fstat(handle.fileno())) != facts:
+            raise _ReplacedError
+        content = handle.read()
+    return parse(content), len(content) * (1 if content.startswith(b"{") else 10)
+
+
+def _describe_file(facts: os.stat_result) -> _FileFacts:
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rowmill.core import arrow_files, remote, remote_index
+from rowmill.core import arrow_files, caches, remote, remote_index
 from rowmill.core.errors import (
     DISK_FULL_ERRNOS,
     BusyError,
@@ -158,6 +158,15 @@ class Store:
             known = self._fetch(relative)
             index.note_read(relative, known)
         return known
+
+    def recall(self, relative: str, parse: Callable[[bytes], ResultT]) -> ResultT:
+        """Return what a function makes of a whole small file, or made of it before if the file is local and the same.
+
+        Callers share the value and must not change it; see `read_unchanged`.
+        """
+        if self.is_local:
+            return caches.read_unchanged(self.path(relative), parse)
+        return parse(self.read(relative))
 
     def prefetch(self, paths: Iterable[str]) -> None:
         """Read small files of an index at once, as far as they exist, so that `read` has them."""
@@ -314,10 +323,22 @@ class Store:
 
         Raises NewerStoreError if a newer rowmill wrote it.
         """
-        try:
+        with self._name_newer(relative), suppress(FileNotFoundError):
             return parse_sealed(self.read(relative))
-        except FileNotFoundError:
-            return None
+        return None
+
+    def recall_sealed(
+        self, relative: str, parse: "Callable[[bytes], ResultT | None]" = parse_sealed
+    ) -> "ResultT | None":
+        """Return a JSON object as `read_sealed` does, or what `parse` makes of it, as in `recall`."""
+        with self._name_newer(relative), suppress(FileNotFoundError):
+            return self.recall(relative, parse)
+        return None
+
+    @contextmanager
+    def _name_newer(self, relative: str) -> Generator[None]:
+        try:
+            yield
         except NewerStoreError as error:
             raise NewerStoreError(f"{self.address(relative)}: {error}") from None
 

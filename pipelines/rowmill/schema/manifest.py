@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from rowmill.core.errors import BusyError, DamagedFileError, IntegrityError
+from rowmill.core.json import parse_sealed
 from rowmill.core.stage_names import EXPORTS
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.schema.counts import Counts, CountSet, CountsT, DetailsT, StoredCounts, find_stored
@@ -189,7 +190,7 @@ def make_current(store: Store, manifest: Manifest, inputs: Mapping[StageKey, Man
         _write_copies(store, manifest)
     else:
         for path in _list_copies(manifest.key, manifest.version, manifest.fingerprint)[:1]:
-            if store.read_sealed(path) is None:
+            if store.recall_sealed(path, _parse_manifest) is None:
                 # It was damaged, but the other copy is intact.
                 store.write_sealed_list([path], manifest)
     _write_pointer(store, manifest)
@@ -199,7 +200,7 @@ def make_current(store: Store, manifest: Manifest, inputs: Mapping[StageKey, Man
 def _write_pointer(store: Store, manifest: Manifest) -> None:
     pointer = {"version": manifest.version, "fingerprint": manifest.fingerprint}
     path = f"{get_stage_folder(manifest.key)}/pointer.json"
-    if store.read_sealed(path) == pointer:
+    if store.recall_sealed(path) == pointer:
         return
     current = store.write_pointer(path, pointer)
     if current is not None and current.get("version") != manifest.version:
@@ -253,7 +254,7 @@ def load_version(store: Store, key: StageKey, version: str | None) -> Manifest:
         raise IntegrityError(
             f"{'/'.join(key)}: it was never built; what reads its output needs a version of it; build it first"
         )
-    pointer = store.read_sealed(f"{get_stage_folder(key)}/pointer.json")
+    pointer = store.recall_sealed(f"{get_stage_folder(key)}/pointer.json")
     if pointer is not None and pointer["version"] == version:
         return load_output(store, key, version, pointer["fingerprint"])
     names = [name for name in store.list(f"{get_stage_folder(key)}/versions") if name.startswith(f"{version}-")]
@@ -294,13 +295,13 @@ def load_inputs(store: Store, output: Manifest) -> dict[StageKey, Manifest]:
 
 def load_current(store: Store, key: StageKey) -> Manifest | None:
     """Return the current manifest of a stage, or None if it was never built."""
-    pointer = store.read_sealed(f"{get_stage_folder(key)}/pointer.json")
+    pointer = store.recall_sealed(f"{get_stage_folder(key)}/pointer.json")
     return None if pointer is None else load_output(store, key, pointer["version"], pointer["fingerprint"])
 
 
 def is_current(store: Store, manifest: Manifest) -> bool:
     """Return whether a manifest is the current one of its stage, by the pointer alone."""
-    pointer = store.read_sealed(f"{get_stage_folder(manifest.key)}/pointer.json")
+    pointer = store.recall_sealed(f"{get_stage_folder(manifest.key)}/pointer.json")
     return pointer is not None and pointer["fingerprint"] == manifest.fingerprint
 
 
@@ -308,7 +309,7 @@ def prefetch_current(store: Store, keys: Iterable[StageKey]) -> dict[StageKey, s
     """Read pointers and current manifests of some stages at once; return the current versions."""
     paths = {key: f"{get_stage_folder(key)}/pointer.json" for key in keys}
     store.prefetch(paths.values())
-    found = {key: pointer for key, path in paths.items() if (pointer := store.read_sealed(path)) is not None}
+    found = {key: pointer for key, path in paths.items() if (pointer := store.recall_sealed(path)) is not None}
     store.prefetch(_list_copies(key, one["version"], one["fingerprint"])[0] for key, one in found.items())
     return {key: str(pointer["version"]) for key, pointer in found.items()}
 
@@ -359,8 +360,12 @@ def verify_files(store: Store, manifest: Manifest) -> None:
 
 
 def read_manifest(store: Store, path: str) -> Manifest | None:
-    """Return a manifest; None if it is missing, damaged or edited."""
-    raw = store.read_sealed(path)
+    """Return a manifest; None if it is missing, damaged or edited. It is shared with others who read it."""
+    return store.recall_sealed(path, _parse_manifest)
+
+
+def _parse_manifest(content: bytes) -> Manifest | None:
+    raw = parse_sealed(content)
     if raw is None:
         return None
     raw["key"] = tuple(raw["key"])

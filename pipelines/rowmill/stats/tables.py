@@ -16,7 +16,7 @@ import io
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rowmill.core.arrow_files import SUFFIX
-from rowmill.core.errors import DamagedFileError, SchemaError
+from rowmill.core.errors import DamagedFileError, PipelineError, SchemaError
 from rowmill.core.stage_names import CANONICAL_ROWS, EXPORTS, RAW_DATASET
 from rowmill.core.storage import Store, damaged_file_error, digest_json
 from rowmill.schema import manifest
@@ -501,7 +501,7 @@ def record_manifest(
             # Compared as Python values: converting to Arrow would make pyarrow import pandas first, a second of work
             # that a night without changes need not do.
             stored = _read_or_remove(store, _first_file_path(table, *at))
-            if stored is not None and stored.schema.remove_metadata().equals(schema) and stored.to_pylist() == lines:
+            if stored is not None and stored.schema.equals(schema) and stored.lines == lines:
                 continue
             try:
                 content = pa.Table.from_pylist(lines, schema=schema)
@@ -667,12 +667,30 @@ def _encode_parquet(content: pa.Table) -> bytes:
     return buffer.getvalue()
 
 
-def _read_or_remove(store: Store, path: str) -> pa.Table | None:
-    """Return a table if it exists; remove a damaged one with a warning, so that it is written again."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _SmallTable:
+    """A small table of the statistics as it is stored: its schema without metadata, and its lines."""
+
+    schema: pa.Schema
+    lines: list[dict[str, Any]]
+
+
+def _parse_small_table(content: bytes) -> _SmallTable:
+    with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
+        table = file.read(use_threads=False)
+    return _SmallTable(table.schema.remove_metadata(), table.to_pylist())
+
+
+def _read_or_remove(store: Store, path: str) -> _SmallTable | None:
+    """Return a small table if it exists; remove a damaged one with a warning, so that it is written again."""
     try:
-        return store.unchecked_table(path) if store.exists(path) else None
-    except DamagedFileError as error:
-        _LOG.warning("%s; it is made again", error.damage)
+        return store.recall(path, _parse_small_table)
+    except FileNotFoundError:
+        return None
+    except PipelineError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        _LOG.warning("%s: %s; it is made again", store.address(path), " ".join(str(error).split()))
         store.remove(path)
         return None
 
@@ -745,10 +763,9 @@ def _append_lines(
         names.pop()
     stamp = max([time.time_ns(), *(_parse_stamp(name) + 1 for name in names)])
     dated = date(stamp)
-    if newest is not None:
-        compared = newest.select([name for name in schema.names if name not in dated])
-        if compared.to_pylist() == lines:
-            return
+    stored = None if newest is None else [_leave_out(line, dated) for line in newest.lines]
+    if stored == lines:
+        return
     # Twenty digits hold every 64-bit stamp, so names sort like their stamps.
     new = f"{prefix}-{stamp:020d}.parquet"
     content = pa.Table.from_pylist([{**line, **dated} for line in lines], schema=schema)
@@ -759,6 +776,10 @@ def _append_lines(
         if _parse_stamp(successor) < stamp - GRACE_NS:
             with suppress(FileNotFoundError):  # another writer's sweep may have taken it
                 store.remove(f"{folder}/{old}")
+
+
+def _leave_out(line: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name not in names}
 
 
 def _parse_stamp(name: str) -> int:

@@ -269,7 +269,7 @@ class Threshold:
         }
         return digest_json(RESULT_VERSION, decisive)
 
-    @property
+    @cached_property
     def wanted(self) -> str:
         """The bound as text: `at most 5 %`."""
         expectation = self.expectation or {}

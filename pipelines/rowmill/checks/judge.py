@@ -108,10 +108,11 @@ class CheckResult:
 def run_checks(store: Store, manifest: Manifest, thresholds: Sequence[Threshold]) -> list[CheckResult]:
     """Return a result for each threshold; only checks without a saved result on this version are judged."""
     saved = _SavedResults.load(store, manifest)
-    unsaved = [threshold for threshold in thresholds if saved.find(threshold) is None]
-    if unsaved:
-        saved.add(unsaved, _evaluate_checks(store, manifest, unsaved))
     results = [saved.find(threshold) for threshold in thresholds]
+    if None in results:
+        unsaved = [threshold for threshold, result in zip(thresholds, results, strict=True) if result is None]
+        saved.add(unsaved, _evaluate_checks(store, manifest, unsaved))
+        results = [saved.find(threshold) for threshold in thresholds]
     return [result for result in results if result is not None]
 
 

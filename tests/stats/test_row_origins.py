@@ -2,12 +2,16 @@
 
 import json
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rowmill.schema.rows import REJECT_SCHEMA
 from rowmill.stats import tables
@@ -70,6 +74,51 @@ def test_preview_that_ends_at_an_escape_is_cut_between_characters(cut: int) -> N
     shown = preview(messages=as_messages(("user", text)))
 
     assert shown == text.replace("\x01", " ")[: tables.PREVIEW_CHARACTERS].strip()
+
+
+PIECES = (
+    "x",
+    "word ",
+    " ",
+    "\n",
+    "\t\r",
+    "\x01",
+    "\x1f\x7f",
+    '"',
+    "\\",
+    r"\n",
+    r"\u0041",
+    '\\"',
+    "é",
+    "😀",
+    "\u2028",
+    "\x85",
+)
+RUNS = st.lists(st.tuples(st.sampled_from(PIECES), st.integers(0, 900)), max_size=4)
+MESSAGES = st.lists(st.tuples(st.sampled_from(("system", "user", "assistant")), RUNS), max_size=4)
+
+
+def preview_plainly(messages: Sequence[tuple[str, str]]) -> str | None:
+    """Return the preview of a chat by what its messages say."""
+    said = [(role, content) for role, content in messages if content]
+    text = next((content for role, content in said if role == "user"), next((content for _, content in said), None))
+    if text is None:
+        return None
+    blanked = re.sub("[\x00-\x1f]", " ", text[: 2 * tables.PREVIEW_CHARACTERS])
+    return " ".join(blanked.split())[: tables.PREVIEW_CHARACTERS].strip()
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=8))
+def test_previews_of_any_chats_are_what_their_messages_say(
+    drawn: list[list[tuple[str, list[tuple[str, int]]]]],
+) -> None:
+    chats = [[(role, "".join(piece * count for piece, count in runs)) for role, runs in chat] for chat in drawn]
+    rows = [{"messages": as_messages(*chat)} for chat in chats]
+    schema = pa.schema([pa.field(name, pa.string()) for name in tables.PREVIEWED_COLUMNS])
+
+    shown = tables.preview_rows(pa.Table.from_pylist(rows, schema=schema)).to_pylist()
+
+    assert shown == [preview_plainly(chat) for chat in chats]
 
 
 def test_rejects_are_shown_as_text_where_they_are_rows_and_as_bytes_where_not() -> None:

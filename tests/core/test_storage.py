@@ -50,6 +50,19 @@ def test_create_that_fails_midway_leaves_what_was_there(tmp_path: Path) -> None:
     assert store.list("nowhere") == []
 
 
+@pytest.mark.parametrize("remote", [False, True])
+def test_files_of_a_folder_are_listed_at_any_depth_in_order(tmp_path: Path, memory_root: str, remote: bool) -> None:
+    store = Store(memory_root if remote else str(tmp_path))
+    for path in ("a/c/d/e", "a/b", "ab/x", "a/c/a"):
+        store.write(path, b"123")
+    if not remote:
+        (tmp_path / "a" / "half.tmp").write_bytes(b"1")
+
+    assert list(store.list_files("a")) == ["a/b", "a/c/a", "a/c/d/e"]
+    assert {facts.size_bytes for facts in store.list_files("a").values()} == {3}
+    assert store.list_files("nowhere") == {}
+
+
 def test_lock_held_elsewhere_ends_in_busy_error_that_names_it_until_its_holder_left(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
 

@@ -242,6 +242,23 @@ class Store:
         found = remote.list_folder(self._fs, folder, self.address(relative))
         return sorted(PurePosixPath(str(one["name"]).rstrip("/")).name for one in found)
 
+    def list_files(self, relative: str) -> dict[str, ObjectFacts]:
+        """Return the files below a folder, at any depth, by sorted path, without unfinished ones.
+
+        On an object store it takes one request for each thousand of them.
+        """
+        if not self.is_local:
+            return dict(sorted(self._list_objects(relative).items()))
+        found: dict[str, ObjectFacts] = {}
+        for folder, _, names in os.walk(self.path(relative)):
+            at = os.path.relpath(folder, self.path(""))
+            for name in names:
+                # It may have been removed since.
+                with suppress(FileNotFoundError):
+                    if not name.startswith(".") and not name.endswith(UNFINISHED_SUFFIX):
+                        found[f"{at}/{name}"] = ObjectFacts(os.path.getsize(os.path.join(folder, name)))
+        return dict(sorted(found.items()))
+
     def write(self, relative: str, content: bytes) -> None:
         """Write a whole file atomically: afterwards it has the new content or the old one, never a part."""
         if not self.is_local:

@@ -334,6 +334,9 @@ SCHEMAS: Mapping[str, pa.Schema] = {
 }  # fmt: skip
 """Columns of each table, without the partition's recipe, scope and version."""
 
+POINTERS = "_current"
+"""The folder of the pointers, beside those of the tables."""
+
 CURRENT_SCHEMA = _make_schema(stamp=_COUNT, versions=_TEXTS)
 """A pointer: one line that lists the current versions of a stage, none if the list is empty."""
 
@@ -502,7 +505,7 @@ def write_table(store: Store, table: str, recipe: str, scope: str, version: str,
 def set_current_versions(store: Store, recipe: str, scope: str, stage: str, versions: Sequence[str]) -> None:
     """Make the views show these versions of a stage; call it after their tables are written."""
     parts = (_require_path_part(part) for part in (recipe, scope, stage))
-    folder = "stats/_current/recipe={}/scope={}/stage={}".format(*parts)
+    folder = f"stats/{POINTERS}/" + "recipe={}/scope={}/stage={}".format(*parts)
     current = [_require_path_part(version) for version in versions]
     _append_lines(
         store, folder, "current", CURRENT_SCHEMA, [{"versions": current}], date=lambda stamp: {"stamp": stamp}
@@ -634,11 +637,16 @@ def remove_version_tables(store: Store, recipe: str, scope: str, version: str) -
 
 def write_empty_tables(store: Store) -> None:
     """Write a file without rows under `recipe=_` of each table, so that every view finds a file."""
-    for table, schema in SCHEMAS.items():
-        store.write(_first_file_path(table, "_", "_", "_"), _encode_parquet(schema.empty_table()))
-    store.write(
-        "stats/_current/recipe=_/scope=_/stage=_/current-0.parquet", _encode_parquet(CURRENT_SCHEMA.empty_table())
-    )
+    for table in SCHEMAS:
+        store.write(_first_file_path(table, "_", "_", "_"), encode_empty_table(table))
+    store.write(f"stats/{POINTERS}/recipe=_/scope=_/stage=_/current-0.parquet", encode_empty_table(POINTERS))
+
+
+def encode_empty_table(table: str) -> bytes:
+    """Return a file without rows of a table, or of the pointers."""
+    schema = CURRENT_SCHEMA if table == POINTERS else SCHEMAS[table]
+    # Not `Schema.empty_table`, which makes pyarrow import pandas.
+    return _encode_parquet(pa.Table.from_batches([], schema))
 
 
 def _write_build_row(store: Store, manifest: Manifest, inputs: StatsInputs, reused: bool, parts_reused: int) -> None:
@@ -747,17 +755,9 @@ def find_damage(store: Store, key: StageKey, version: str) -> dict[str, str]:
 
 def require_whole_tables(store: Store) -> None:
     """Read every statistics table; raise DamagedFileError for the first damaged one."""
-    for path in _list_parquet_files(store, "stats"):
-        store.unchecked_table(path)
-
-
-def _list_parquet_files(store: Store, folder: str) -> Iterator[str]:
-    for name in store.list(folder):
-        path = f"{folder}/{name}"
-        if name.endswith(".parquet"):
-            yield path
-        elif "." not in name.partition("=")[0]:
-            yield from _list_parquet_files(store, path)
+    for path in store.list_files("stats"):
+        if path.endswith(".parquet"):
+            store.unchecked_table(path)
 
 
 def _has_schema(store: Store, path: str, schema: pa.Schema) -> bool:

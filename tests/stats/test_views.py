@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rowmill.checks.judge import CheckResult
-from rowmill.core.errors import ConfigError, SchemaError
+from rowmill.core.errors import ConfigError, DamagedFileError, SchemaError
 from rowmill.core.storage import Store
 from rowmill.parts.functions import write_parquet, write_table
 from rowmill.schema.examples import EXAMPLE_SCHEMA
@@ -450,6 +450,44 @@ def test_query_on_a_remote_root_answers_from_memory() -> None:
     assert answer(store, "SELECT version, records FROM ledger WHERE state = 'kept'") == [("v2", 20)]
     with pytest.raises(ConfigError, match="disabled by configuration"):
         query_views(store, "FROM read_text('/etc/hostname')")
+
+
+@pytest.mark.filterwarnings("default")
+def test_query_on_a_remote_root_opens_no_file_but_the_tables() -> None:
+    store = Store("memory://rowmill-views-secret")
+    record(store, ledger_of("v1", 10))
+    store.write("secret.txt", b"secret")
+
+    for path in ("secret.txt", "stats/../secret.txt", "stats/ledger/../../secret.txt"):
+        assert query_views(store, f"FROM read_text('rowmill://{path}')")[1] == []
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("root", ["folder", "memory://rowmill-views-older"])
+@pytest.mark.parametrize("recipe", [None, "support"])
+def test_table_without_a_newer_column_is_shown_with_nulls(tmp_path: Path, root: str, recipe: str | None) -> None:
+    store = Store(str(tmp_path) if root == "folder" else root)
+    older = ledger_of("v1", 10)
+    record(store, older)
+    path = "stats/ledger/recipe=support/scope=chats/version=v1/part-0.parquet"
+    with store.create(path) as handle:
+        pq.write_table(store.unchecked_table(path).drop_columns(["reason"]), handle)
+
+    found = query_views(store, "SELECT state, reason, records FROM ledger ORDER BY state", recipe=recipe)[1]
+
+    assert found == [("kept", None, 10), ("rejected", None, 2)]
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("table", ["_current", "ledger"])
+def test_query_of_a_damaged_file_on_a_remote_root_names_it(table: str) -> None:
+    store = Store(f"memory://rowmill-views-damaged-{table}")
+    record(store, ledger_of("v1", 10))
+    [path] = [path for path in store.list_files(f"stats/{table}/recipe=support") if path.endswith(".parquet")]
+    store.write(path, store.read(path)[:-9])
+
+    with pytest.raises(DamagedFileError, match=path):
+        query_views(store, "FROM ledger", recipe="support")
 
 
 # ── A query reads only the statistics ────────────────────────────────────────────────

@@ -7,24 +7,29 @@ view finds by name whenever it is queried.
 A view binds the pointers *before* the table: DuckDB lists files from left to right while it plans, so every version
 that a listed pointer names was listed after it was written. The other way round, a version switched in between shows no
 rows.
+
+The viewer, and queries of one recipe or of an object store, make the same views in memory, over `ViewFiles`.
 """
 
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from rowmill.core import remote
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import Store, digest_json
 from rowmill.schema.manifest import DisplayTable
-from rowmill.stats.tables import SCHEMAS, require_whole_tables, write_empty_tables
+from rowmill.stats.tables import POINTERS, SCHEMAS, require_whole_tables, write_empty_tables
 
 if TYPE_CHECKING:
     import duckdb
+
+    from rowmill.stats.view_files import ViewFiles
 
 ESTIMATE_NOTES: Final[Mapping[str, str]] = {
     "what_if": (
@@ -251,15 +256,15 @@ def describe_column(view: str, column: str) -> str:
     return COLUMN_DOCS[view].get(column) or COMMON_COLUMN_DOCS[column]
 
 
+HISTORY, CURRENT = "history", "current"
+"""The schema of the views of all kept versions, whose names are those of the views of the current ones; and these."""
+
 DATABASE_FILE = "stats.duckdb"
 MARKER_FILE = "stats/_views.json"
 """Holds the digest of the definitions in `stats.duckdb`, which is rewritten only if they change."""
 
 VIEWS_VERSION = 3
 """Increase it when a table's columns or a view's definition changes in a way that its text does not show."""
-
-HISTORY = "history"
-"""The schema of the views of all kept versions; their names are those of the views of the current ones."""
 
 TRUNCATION_QUERY = (
     "SELECT recipe, dataset, version, split, count(*) AS examples, "
@@ -312,35 +317,38 @@ def publish_views(store: Store) -> None:
     """Bring `stats.duckdb` up to date.
 
     There is nothing to do unless a definition changed, the root moved, or the file is missing. A root on an object
-    store gets the empty tables only; `query_views` makes its views in memory.
+    store has no such file: `open_views` makes the views in memory.
     """
+    if not store.is_local:
+        return
     import duckdb
 
-    statements = list(_make_view_statements(store))
+    def find_pattern(_: str, table: str) -> str:
+        return _quote_text(f"{_escape_glob(_find_root_path(store))}/stats/{table}/*/*/*/*.parquet")
+
+    statements = list(_make_view_statements(find_pattern, finds_current=False))
     digest = digest_json(VIEWS_VERSION, duckdb.__version__, [str(schema) for schema in SCHEMAS.values()], statements)
-    is_written = store.exists(DATABASE_FILE) or not store.is_local
-    if is_written and store.exists(MARKER_FILE) and orjson.loads(store.read(MARKER_FILE)) == digest:
+    if store.exists(DATABASE_FILE) and store.exists(MARKER_FILE) and orjson.loads(store.read(MARKER_FILE)) == digest:
         return
     write_empty_tables(store)
-    if store.is_local:
-        try:
-            with store.create(DATABASE_FILE) as unfinished:
-                # DuckDB makes its file itself.
-                new_file = f"{unfinished.name}.db"
-                try:
-                    # Each of some hundred short statements would wake all threads.
-                    with duckdb.connect(new_file, config={"threads": 1}) as connection:
-                        _run_statements(connection, statements)
-                        _run_statements(connection, list(_make_comment_statements(connection)))
-                    with open(new_file, "rb") as whole:
-                        shutil.copyfileobj(whole, unfinished)
-                finally:
-                    for leftover in (new_file, f"{new_file}.wal"):
-                        if os.path.exists(leftover):
-                            os.unlink(leftover)
-        except duckdb.Error:
-            require_whole_tables(store)
-            raise
+    try:
+        with store.create(DATABASE_FILE) as unfinished:
+            # DuckDB makes its file itself.
+            new_file = f"{unfinished.name}.db"
+            try:
+                # Each of some hundred short statements would wake all threads.
+                with duckdb.connect(new_file, config={"threads": 1}) as connection:
+                    _run_statements(connection, statements)
+                    _run_statements(connection, list(_make_comment_statements(connection)))
+                with open(new_file, "rb") as whole:
+                    shutil.copyfileobj(whole, unfinished)
+            finally:
+                for leftover in (new_file, f"{new_file}.wal"):
+                    if os.path.exists(leftover):
+                        os.unlink(leftover)
+    except duckdb.Error:
+        require_whole_tables(store)
+        raise
     store.write(MARKER_FILE, orjson.dumps(digest))
 
 
@@ -351,19 +359,22 @@ def _run_statements(connection: "duckdb.DuckDBPyConnection", statements: list[st
     connection.commit()
 
 
-def _make_view_statements(store: Store, recipe: str | None = None) -> Iterator[str]:
-    """Yield the statements that make the views, of one recipe or of all.
+def _make_view_statements(find_pattern: Callable[[str, str], str], *, finds_current: bool) -> Iterator[str]:
+    """Yield the statements that make the views.
 
-    No view refers to another one: DuckDB looks such a name up where the query runs, not where the view is.
+    `find_pattern` returns the pattern of a table's files in `history` or `current`, in quotes. Without `finds_current`
+    both hold all versions. No view refers to another one: DuckDB looks such a name up where the query runs, not where
+    the view is.
     """
-    where = "" if recipe is None else f" WHERE recipe = {_quote_text(recipe)}"
+
+    def scan(group: str, table: str, *keys: str) -> str:
+        return f"read_parquet({find_pattern(group, table)}, {_format_hive_options(*keys)})"
+
     yield f"CREATE SCHEMA {HISTORY}"
     # The current versions: those of each stage's newest pointer; a pointer never changes.
-    pointers = _quote_pattern(store, "stats/_current/*/*/*/*.parquet")
     versions = (
         "SELECT recipe, scope, stage, unnest(max_by(versions, stamp)) AS version "  # noqa: S608  (names are our own, the root is quoted)
-        f"FROM read_parquet({pointers}, {_format_hive_options('recipe', 'scope', 'stage')}) GROUP BY recipe, "
-        "scope, stage"
+        f"FROM {scan(CURRENT, POINTERS, 'recipe', 'scope', 'stage')} GROUP BY recipe, scope, stage"
     )
     history: dict[str, str] = {}
     current: dict[str, str] = {}
@@ -371,14 +382,14 @@ def _make_view_statements(store: Store, recipe: str | None = None) -> Iterator[s
         dataset = "coalesce(t.dataset, t.scope)" if "dataset" in schema.names else "t.scope"
         stored = [f't."{name}" AS "{name}"' for name in schema.names if name != "dataset"]
         columns = ", ".join(["t.recipe AS recipe", f"{dataset} AS dataset", "t.version AS version", *stored])
-        pattern = _quote_pattern(store, f"stats/{table}/*/*/*/*.parquet")
-        scanned = f"read_parquet({pattern}, {_format_hive_options('recipe', 'scope', 'version')})"
-        history[table] = f"SELECT {columns} FROM {scanned} AS t"  # noqa: S608  (the same)
-        current[table] = (
-            f"SELECT {columns} FROM (SELECT DISTINCT recipe, scope, version FROM ({versions})) AS c "  # noqa: S608  (the same)
-            f"JOIN {scanned} AS t USING (recipe, scope, version)"
-            f"{LAST_RESULT_CLAUSE if table == 'check_results' else ''}"
-        )
+        keys = ("recipe", "scope", "version")
+        history[table] = f"SELECT {columns} FROM {scan(HISTORY, table, *keys)} AS t"  # noqa: S608  (the same)
+        of_current = f"{scan(CURRENT, table, *keys)} AS t"
+        if not finds_current:
+            pointed = f"(SELECT DISTINCT recipe, scope, version FROM ({versions})) AS c"  # noqa: S608  (the same)
+            of_current = f"{pointed} JOIN {of_current} USING (recipe, scope, version)"
+        clause = LAST_RESULT_CLAUSE if table == "check_results" else ""
+        current[table] = f"SELECT {columns} FROM {of_current}{clause}"  # noqa: S608  (the same)
     rows = current["rows"]
     shown = current | {
         name: query.format(table=current[name], rows=rows) for name, query in ROW_COLUMNS_QUERIES.items()
@@ -389,7 +400,7 @@ def _make_view_statements(store: Store, recipe: str | None = None) -> Iterator[s
     history["truncation"] = TRUNCATION_QUERY.format(examples=history["examples"])
     for group, views in (("main", shown), (HISTORY, history)):
         for name, query in views.items():
-            yield f"CREATE VIEW {group}.{name} AS SELECT * FROM ({query}){where}"  # noqa: S608  (the same)
+            yield f"CREATE VIEW {group}.{name} AS {query}"
 
 
 def _make_comment_statements(connection: "duckdb.DuckDBPyConnection") -> Iterator[str]:
@@ -411,10 +422,6 @@ def _format_hive_options(*keys: str) -> str:
     return f"union_by_name = true, hive_partitioning = true, hive_types = {{{types}}}"
 
 
-def _quote_pattern(store: Store, relative: str) -> str:
-    return _quote_text(f"{_escape_glob(_find_root_path(store))}/{relative}")
-
-
 def _escape_glob(path: str) -> str:
     """Escape a path for a glob pattern: a root may be called `a[1]`."""
     return re.sub(r"([*?[])", r"[\1]", path)
@@ -428,6 +435,44 @@ def _find_root_path(store: Store) -> str:
     return os.path.abspath(store.path("")) if store.is_local else store.path("")
 
 
+@dataclass(frozen=True, slots=True)
+class Views:
+    """A DuckDB engine that holds the views and can access nothing but the statistics."""
+
+    store: Store
+    connection: "duckdb.DuckDBPyConnection"
+    files: "ViewFiles | None"
+    """Where it finds the files; None if DuckDB searches for them."""
+
+    @contextmanager
+    def query(self, what: str) -> "Generator[duckdb.DuckDBPyConnection]":
+        """Lend a connection that shows what was built until now; what DuckDB refuses in the block raises our errors.
+
+        `what` names the query in them. The error of an interrupted query is raised as it is.
+        """
+        import duckdb
+
+        # A cursor has no search path, which only views of a file that is attached need.
+        connection = self.connection
+        if self.files is not None:
+            self.files.list_again()
+            connection = connection.cursor()
+        try:
+            with connection:
+                yield connection
+        except duckdb.InterruptException:
+            raise
+        except duckdb.Error as error:
+            # DuckDB passes on only the text of an error in Python.
+            failure = None if self.files is None else self.files.pop_failure(str(error))
+            if failure is not None:
+                raise failure from None
+            if isinstance(error, duckdb.IOException | duckdb.InvalidInputException):
+                # The cause may be a truncated file, so the tables are verified first.
+                require_whole_tables(self.store)
+            raise _query_error(what, " ".join(str(error).split("\n\nLINE", 1)[0].split())) from error
+
+
 def query_views(
     store: Store, sql: str, *, recipe: str | None = None, losses: str = ""
 ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
@@ -437,14 +482,8 @@ def query_views(
     read these and the statistics and nothing else: no other file, no network, no extension, no Python variable. It
     cannot write.
     """
-    import duckdb
-
-    publish_views(store)
-    try:
-        with open_views(store, recipe, losses) as connection:
-            return run_select(connection, sql)
-    except duckdb.Error as error:
-        raise explain_failure(store, sql, error) from error
+    with open_views(store, recipe, losses).query(sql) as connection:
+        return run_select(connection, sql)
 
 
 def run_select(
@@ -462,22 +501,13 @@ def run_select(
     return names, result.fetchall() if max_rows is None else result.fetchmany(max_rows)
 
 
-def explain_failure(store: Store, sql: str, error: "duckdb.Error") -> ConfigError:
-    """Return the error for a query that DuckDB refused; DamagedFileError is raised if a table is the cause."""
-    import duckdb
+def open_views(
+    store: Store, recipe: str | None = None, losses: str = "", *, versions: Collection[str] | None = None
+) -> Views:
+    """Open a separate engine for the views.
 
-    if isinstance(error, duckdb.IOException | duckdb.InvalidInputException):
-        # The cause may be a truncated file, so the tables are verified first.
-        require_whole_tables(store)
-    return _query_error(sql, " ".join(str(error).split("\n\nLINE", 1)[0].split()))
-
-
-def open_views(store: Store, recipe: str | None = None, losses: str = "") -> "duckdb.DuckDBPyConnection":
-    """Open a separate DuckDB engine that holds the views and can access nothing but the statistics.
-
-    With a recipe's name, the views show only that recipe. The engine is in memory, with the file attached if that has
-    the views: connections to one file share an engine within a process, and a second query would find the configuration
-    locked by the first. `publish_views` comes before.
+    With a recipe's name, the views show only that recipe; with `versions`, only these. The engine is in memory; the
+    views of all recipes of a local store are in the file of `publish_views`, which is attached.
     """
     import duckdb
 
@@ -486,38 +516,49 @@ def open_views(store: Store, recipe: str | None = None, losses: str = "") -> "du
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
         "allow_community_extensions": False,
+        # It would know a file that was written again by its time, which object stores tell in seconds.
+        "enable_external_file_cache": False,
     }
     connection = duckdb.connect(":memory:", config=options)
-    if not store.is_local:
-        connection.register_filesystem(remote.open_filesystem(store.root)[0])
-    if store.is_local and recipe is None:
+    # In every spelling that DuckDB compares with: in a pattern, and in a file name.
+    allowed, files = set[str](), None
+    if store.is_local:
+        folder = f"{_find_root_path(store)}/stats"
+        allowed = {folder, _escape_glob(folder)}
+    if store.is_local and recipe is None and versions is None:
+        publish_views(store)
+        # Connections to one file share an engine within a process, and a second query would find the configuration
+        # locked by the first; so the file is attached to an engine in memory.
         connection.execute(
             f"ATTACH {_quote_text(os.path.join(_find_root_path(store), DATABASE_FILE))} AS stats (READ_ONLY)"
         )
         connection.execute("SET search_path = 'stats.main,memory.main'")
     else:
-        _run_statements(connection, list(_make_view_statements(store, recipe)))
+        from rowmill.stats.view_files import PROTOCOL, ViewFiles
+
+        files = ViewFiles(store, recipe, versions)
+        connection.register_filesystem(files)
+        statements = _make_view_statements(
+            lambda group, table: _quote_text(f"{PROTOCOL}://{group}/{table}"), finds_current=True
+        )
+        _run_statements(connection, list(statements))
         _run_statements(connection, list(_make_comment_statements(connection)))
-    # The tables' folder in every spelling that DuckDB compares with: in a pattern, in a file name, and as some remote
-    # file systems list it, `memory:///x` for `memory://x`.
-    folder = f"{_find_root_path(store)}/stats"
-    spelled = {folder, _escape_glob(folder)}
-    if not store.is_local:
-        spelled |= {spelling.replace("://", ":///", 1) for spelling in spelled}
+        files.list_again()
+        allowed.add(f"{PROTOCOL}://")
     if losses:
         if not any(name.endswith(".parquet") for name in (os.listdir(losses) if os.path.isdir(losses) else ())):
             raise ConfigError(
                 f"--losses {losses}: no Parquet file is here; expected a folder that a trainer's ExampleLosses wrote; "
                 "name that folder"
             )
-        spelled.add(os.path.abspath(losses))
+        allowed.add(os.path.abspath(losses))
         pattern = _quote_text(f"{_escape_glob(os.path.abspath(losses))}/*.parquet")
         connection.execute(f"CREATE VIEW memory.main.losses AS SELECT * FROM read_parquet({pattern})")  # noqa: S608
-    allowed = ", ".join(_quote_text(spelling) for spelling in sorted(spelled))
-    connection.execute(f"SET allowed_directories = [{allowed}]")
+    spelled = ", ".join(_quote_text(spelling) for spelling in sorted(allowed))
+    connection.execute(f"SET allowed_directories = [{spelled}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
-    return connection
+    return Views(store, connection, files)
 
 
 def _query_error(sql: str, why: str) -> ConfigError:

@@ -6,7 +6,7 @@ is current at the moment.
 """
 
 from collections.abc import Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stats import views
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from contextlib import AbstractContextManager
 
     import duckdb
 
@@ -81,7 +81,7 @@ class Builds:
         self._root = root
         self._lock = Lock()
         self._projects: dict[str, tuple[int, Project]] = {}
-        self._connections: dict[str, duckdb.DuckDBPyConnection] = {}
+        self._views: dict[tuple[str, frozenset[str] | None], views.Views] = {}
         self._builds: dict[str, tuple[Any, Build]] = {}
 
     @classmethod
@@ -135,35 +135,36 @@ class Builds:
         kept = manifest.list_versions(build.project.store, (build.recipe, GPU_PARTITIONS))
         return [(output.version[:12], output.built_at) for output in reversed(kept)]
 
-    @contextmanager
-    def query_views(self, project: Project) -> "Generator[duckdb.DuckDBPyConnection]":
-        """Lend a connection to the views of a recipe; what DuckDB refuses inside becomes an error of ours."""
-        import duckdb
+    def query_builds(self, build: Build, *others: Build) -> "AbstractContextManager[duckdb.DuckDBPyConnection]":
+        """Lend a connection to the views of some builds of a recipe.
 
-        try:
-            with self.open_views(project) as connection:
-                yield connection
-        except duckdb.Error as error:
-            raise views.explain_failure(project.store, "the list", error) from error
+        `history` holds the versions of these builds only, so that the files of no other version are opened.
+        """
+        outputs = [output for one in (build, *others) for output in one.made.values() if output is not None]
+        return self._open_views(build.project, frozenset(output.version for output in outputs)).query("the list")
 
-    def open_views(self, project: Project) -> "duckdb.DuckDBPyConnection":
-        """Return a connection of one's own to the views of a recipe, as `rowmill sql QUERY RECIPE` has them."""
-        name = project.recipe.name
+    def query_recipe(self, project: Project, sql: str) -> "AbstractContextManager[duckdb.DuckDBPyConnection]":
+        """Lend a connection to the views of a recipe, as `rowmill sql QUERY RECIPE` has them, for a person's query."""
+        return self._open_views(project, None).query(sql)
+
+    def _open_views(self, project: Project, versions: frozenset[str] | None) -> views.Views:
+        key = project.recipe.name, versions
         with self._lock:
-            if name not in self._connections:
+            if key not in self._views:
                 if not project.store.exists("stats"):
                     raise ConfigError(
                         f"{project.store.path('')}: no statistics here; expected a storage root that holds a build; "
-                        f"run rowmill build {name}"
+                        f"run rowmill build {project.recipe.name}"
                     )
-                # Written by the first build, and only where it is missing or of another version of rowmill.
-                views.publish_views(project.store)
-                self._connections[name] = views.open_views(project.store, name, self.losses)
-            return self._connections[name].cursor()
+                # A page that another thread shows has a connection of its own, which keeps its engine.
+                if len(self._views) >= MAX_KEPT_BUILDS:
+                    self._views.clear()
+                self._views[key] = views.open_views(project.store, project.recipe.name, self.losses, versions=versions)
+            return self._views[key]
 
 
 MAX_KEPT_BUILDS = 16
-"""Builds whose manifests are kept in memory."""
+"""Builds whose manifests, and engines whose views, are kept in memory."""
 
 
 def is_kept(build: Build) -> bool:

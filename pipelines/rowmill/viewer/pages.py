@@ -135,7 +135,7 @@ def show_list(builds: Builds, build: Build, query: ListQuery, values: Mapping[st
     sampled = _list_check_samples(build, query)
     if sampled is not None:
         query = ListQuery(query.name, query.filters, query.text, query.order, query.page, sampled)
-    with builds.query_views(build.project) as connection:
+    with builds.query_builds(build) as connection:
         page = None if query.text else lists.read_list(connection, build, query)
         choices = {
             name: list(build.project.recipe.datasets)
@@ -245,7 +245,7 @@ def show_row(builds: Builds, build: Build, row_id: str) -> str:
     losses: list[Any] = []
     if builds.losses:
         sql = "SELECT example_id, step, loss, tokens FROM losses WHERE split_part(example_id, '#', 1) = ? ORDER BY step"
-        with builds.query_views(build.project) as connection:
+        with builds.query_builds(build) as connection:
             losses = connection.execute(sql, [name]).fetchall()
     return render(
         "row", build=build, to=links, row_id=name, views=views, losses=losses, neighbors=_find_neighbors(name)
@@ -413,7 +413,7 @@ def show_step(builds: Builds, build: Build, number: str) -> str:
         raise ConfigError(f"step {number}: expected a number from 0; give one")
     width = build.project.recipe.partitions.world_size if ranks is None else int(ranks.facts["world_size"])
     step = trace.list_step(build.project.store, splits, world_size=width, step=int(number))
-    with builds.query_views(build.project) as connection:
+    with builds.query_builds(build) as connection:
         held = lists.read_segments(connection, build, [(one.dataset, one.sequence) for one in step if one.dataset])
     by_rank: dict[int, list[dict[str, Any]]] = {}
     shares: dict[tuple[str, str], list[int]] = {}
@@ -461,7 +461,7 @@ def show_comparison(builds: Builds, build: Build, version: str) -> str:
     other = builds.open_build(build.recipe, version)
     sides = [{key: output for key, output in one.made.items() if output is not None} for one in (other, build)]
     changes: list[dict[str, Any]] = []
-    with builds.query_views(build.project) as connection:
+    with builds.query_builds(build, other) as connection:
         for dataset in build.project.recipe.datasets:
             for changed in list_changed_rows(build.project, dataset, *sides, limit=MAX_CHANGED_ROWS):
                 of = other if changed.change == "went" else build

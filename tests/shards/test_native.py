@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rowmill.core.arrays import compute_offsets
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.packing import pack_plan
+from rowmill.schema.content_hash import HASH_MODULUS, format_content_hash
 from rowmill.schema.examples import WEIGHT_COLUMN
 from rowmill.schema.manifest import File
 from rowmill.shards import host_scratch, native
@@ -99,7 +100,7 @@ def test_segments_of_what_was_written_are_the_segments(parts: list[list[tuple[in
     assert back.offsets.tolist() == segments.offsets.tolist()
     assert back.sequence_offsets.tolist() == segments.sequence_offsets.tolist()
     found, expected = sum(native.hash_sequences(back)), sum(native.hash_segments(replace(segments, trained=targets)))
-    assert found % native.HASH_MODULUS == expected % native.HASH_MODULUS
+    assert found % HASH_MODULUS == expected % HASH_MODULUS
 
 
 def _hash(segments: Segments) -> int:
@@ -135,7 +136,7 @@ def test_weights_are_read_back_with_the_content_hash_that_they_were_written_with
     back = native.recover_segments(table)
     assert back.weights is not None
     assert back.weights.tolist() == [0, 0.5, 2, 0, 1]
-    assert native.hash_sequences(back) == [_hash(weighted) % native.HASH_MODULUS]
+    assert native.hash_sequences(back) == [_hash(weighted) % HASH_MODULUS]
 
 
 def test_fillers_have_two_tokens_no_target_and_no_weight() -> None:
@@ -176,8 +177,8 @@ def test_shard_with_other_sequences_than_the_manifest_records_is_found(tmp_path:
     content = native.encode_native_shard(table, {}, group_rows=1)
     store.write("shard.parquet", content)
     files = [File("shard.parquet", len(content), digest_bytes(content), 1)]
-    own = native.format_content_hash(sum(native.hash_sequences(native.recover_segments(table.combine_chunks()))))
-    found = list(native.find_content_damage(store, "chats", files, native.format_content_hash(7)))
+    own = format_content_hash(sum(native.hash_sequences(native.recover_segments(table.combine_chunks()))))
+    found = list(native.find_content_damage(store, "chats", files, format_content_hash(7)))
 
     assert list(native.find_content_damage(store, "chats", files, own)) == []
     assert found[0].startswith(f"chats: its sequences hash to {own}, expected xxh3:0")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.core.errors import IntegrityError
 from rowmill.exports import hf
+from rowmill.schema.content_hash import HASH_MODULUS
 from rowmill.schema.examples import WEIGHT_COLUMN
-from rowmill.shards import native
 from rowmill.shards.host_scratch import drop_scratch_maps, write_scratch_file
 from rowmill.shards.sequences import (
     SEQUENCE_HASHES,
@@ -98,7 +98,7 @@ def test_sound_sequences_pass() -> None:
     require_valid_tokens(sequences(VECTOR), vocab_size=21, where="here")
 
 
-hashes = st.lists(st.integers(0, native.HASH_MODULUS - 1), min_size=1, max_size=8)
+hashes = st.lists(st.integers(0, HASH_MODULUS - 1), min_size=1, max_size=8)
 
 
 def table(values: list[int]) -> pa.Table:
@@ -111,7 +111,7 @@ def test_sum_is_that_of_the_integers_with_repeats(first: list[int], second: list
     every = first + second
     numbers = data.draw(st.lists(st.integers(0, len(every) - 1), max_size=20))
     joined = join_hashes([table(first), table(second)])
-    assert joined.sum_content(np.array(numbers, np.int64)) == sum(every[i] for i in numbers) % native.HASH_MODULUS
+    assert joined.sum_content(np.array(numbers, np.int64)) == sum(every[i] for i in numbers) % HASH_MODULUS
 
 
 def test_no_sequences_have_no_content() -> None:

@@ -50,6 +50,7 @@ from rowmill.core.arrays import (
 from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.segment_trees import make_tree_positions
 from rowmill.core.storage import Store
+from rowmill.schema.content_hash import HASH_MODULUS, format_content_hash
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, find_token_values, make_token_columns
 from rowmill.schema.indexed_shards import METADATA_KEY, ExampleReferences, read_sequences
 from rowmill.schema.manifest import File
@@ -129,11 +130,6 @@ SHARD_GROUP_TOKENS = 1 << 16
 sequences of 4,096 tokens take 2 ms. Smaller groups make the file's footer longer: here it is 1 % of the file."""
 
 FILLER_TOKENS = 2
-
-HASH_MODULUS = 1 << 128
-"""A content hash is the sum of its segments' hashes modulo this, so it does not depend on their order. It is computed
-from examples and plan, and again from the written shards: counts alone would not detect a packer that replaces tokens
-by copies of others."""
 
 SEQUENCE_SCHEMA = make_required_schema(
     **dict.fromkeys(("input_ids", "labels", "position_ids", "seq_lengths"), pa.list_(pa.int32())),
@@ -414,14 +410,6 @@ def hash_segments(segments: Segments) -> Iterator[int]:
 def _view_bytes(values: NDArray[Any], dtype: Any) -> memoryview:
     """Return the bytes of an array, copied only if they are others."""
     return np.ascontiguousarray(values, dtype).ravel().view(np.uint8).data
-
-
-_HASH_NAME = "xxh3"
-
-
-def format_content_hash(total: int) -> str:
-    """Return a sum of content hashes as text that names the hash function."""
-    return f"{_HASH_NAME}:{total % HASH_MODULUS:032x}"
 
 
 def hash_sequences(segments: Segments) -> list[int]:

@@ -30,6 +30,7 @@ from rowmill.core.arrays import (
 )
 from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import IntegrityError
+from rowmill.schema.content_hash import HASH_MODULUS
 from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, find_token_values
 from rowmill.schema.rows import SEGMENT_COLUMNS
 from rowmill.shards import host_scratch, native
@@ -52,7 +53,7 @@ class SequenceHashes:
         counts = np.bincount(numbers, minlength=len(self.limbs)).astype(np.uint64)
         # A limb is below 2^32, so that 2^32 sequences fit into 64 bits.
         sums = [int(counts @ self.limbs[:, limb].astype(np.uint64)) for limb in range(4)]
-        return sum(value << 32 * limb for limb, value in enumerate(sums)) % native.HASH_MODULUS
+        return sum(value << 32 * limb for limb, value in enumerate(sums)) % HASH_MODULUS
 
 
 def tabulate_hashes(shard: pa.Table) -> pa.Table:

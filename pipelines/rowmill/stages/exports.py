@@ -49,6 +49,7 @@ from rowmill.exports.base import (
 from rowmill.parts.context import StageOutput, open_host_scratch
 from rowmill.parts.functions import load_kept_part, part_folder, save_kept_part
 from rowmill.recipe.recipe import Recipe
+from rowmill.schema.content_hash import HASH_MODULUS, format_content_hash
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
 from rowmill.schema.source_counts import SourceCounts
@@ -191,7 +192,7 @@ def write_export_job(task: _ExportTask, opened: ExportShards) -> tuple[list[Writ
         (folder / DATA_FOLDER).mkdir()
         written = task.export.write(task.job, chunks(), folder, task.context)
         files = _publish_written_files(Store(opened.copies.root), folder, written, task.at)
-    return files, found % native.HASH_MODULUS
+    return files, found % HASH_MODULUS
 
 
 def _publish_written_files(store: Store, folder: Path, written: Sequence[WrittenFile], at: str) -> list[WrittenFile]:
@@ -361,9 +362,7 @@ def _make_export_part(context: StageContext, at: str) -> Part:
         }
         # Limbs of 32 bits added in 64: exact for four billion segments, without an integer object for each.
         limbs = np.frombuffer(expected["hash"].tobytes(), "<u4").reshape(-1, 4).sum(axis=0, dtype=np.uint64)
-        content = native.format_content_hash(
-            sum(int(limb) << (32 * i) for i, limb in enumerate(limbs)) % native.HASH_MODULUS
-        )
+        content = format_content_hash(sum(int(limb) << (32 * i) for i, limb in enumerate(limbs)) % HASH_MODULUS)
         card = build_export_card(context, export, layout, totals, content)
         text = base.encode_json(card)
         export_context = replace(index.context, card=text.decode())
@@ -383,7 +382,7 @@ def _make_export_part(context: StageContext, at: str) -> Part:
             (folder / DATA_FOLDER).mkdir()
             last = export.finish(folder, files, export_context)
             files += _publish_written_files(context.store, folder, last, at)
-        found = native.format_content_hash(total)
+        found = format_content_hash(total)
         facts = totals | {
             "content_hash": content,
             "conserved": found == content and sum(file.trained_tokens for file in files) == totals["trained_tokens"],

@@ -36,6 +36,7 @@ from rowmill.parts.context import StageOutput, open_host_scratch
 from rowmill.parts.functions import load_kept_part, part_folder, save_kept_part, write_parquet
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
+from rowmill.schema.content_hash import HASH_MODULUS, format_content_hash
 from rowmill.schema.counts import compute_share
 from rowmill.schema.facts import TrainingSplitsFacts, read_facts
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
@@ -219,7 +220,7 @@ def _make_rank_part(
         "datasets": counted,
         "padding": padding,
         "conserved": found == sources.hashes.sum_content(sources.rows[sources.select_rank(rank)]),
-        "content_hash": native.format_content_hash(found),
+        "content_hash": format_content_hash(found),
     }
     return Part(fingerprint_rank(context, name), {**files, "facts": facts}, described)
 
@@ -376,7 +377,7 @@ def write_copied_ranks(context: StageContext, sources: RankSources, names: Seque
                 of_task, counted, content, padded = next(made)
                 files |= of_task
                 lines += counted
-                found, padding = (found + content) % native.HASH_MODULUS, padding + padded
+                found, padding = (found + content) % HASH_MODULUS, padding + padded
             yield _make_rank_part(sources, name, files, lines, found, padding)
 
 
@@ -420,7 +421,7 @@ def write_rank_shards(store: Store, task: _RankTask, source: _RankSource) -> _Wr
         columns = ("dataset", "tokens_count", "tokens_sum", "trained_tokens_sum")
         lines += zip(*(sums.column(column).to_pylist() for column in columns), strict=True)
         padding += int(list_padding_tokens(back).sum())
-    return files, lines, found % native.HASH_MODULUS, padding
+    return files, lines, found % HASH_MODULUS, padding
 
 
 # ── Publishing ranks: `current.json`, which trainers open ──
@@ -615,7 +616,7 @@ def _find_rank_damage(store: Store, output: Manifest) -> Iterator[str]:
             continue
         hashes = join_hashes([*tables, tabulate_hashes(store.table(part.files["filler"]).combine_chunks())])
         first_rows = compute_offsets([*(shard.files["shard"].rows for shard in shards), 1])
-        found = native.format_content_hash(hashes.sum_content(_locate_lines(store, part.files["index"], first_rows)))
+        found = format_content_hash(hashes.sum_content(_locate_lines(store, part.files["index"], first_rows)))
         if found != expected:
             yield (
                 f"{rank}: the sequences that its index names hash to {found}, expected {expected} by "

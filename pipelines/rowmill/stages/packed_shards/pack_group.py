@@ -51,6 +51,7 @@ from rowmill.packing.options import Packing
 from rowmill.packing.pack_plan import ExampleSlices, PlannedTrees, SequencePlan, StreamStretch, count_best_fit
 from rowmill.packing.prefix_trees import SPAN_COLUMNS, SortedPieces, find_cuts, sort_by_tokens
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function, write_table
+from rowmill.schema.content_hash import HASH_MODULUS
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, RolloutFields
 from rowmill.schema.indexed_shards import ExampleReferences, drop_tokens, list_token_columns, read_sequences
 from rowmill.schema.ledger import REJECTED, sum_counts
@@ -558,7 +559,7 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
     facts = {
         "tokens": int(lengths.tokens[:own_examples].sum()),
         "shards": [written.facts for written in shards],
-        "expected": f"{expected % native.HASH_MODULUS:032x}",
+        "expected": f"{expected % HASH_MODULUS:032x}",
         "found": f"{joined.sum_content(np.arange(len(joined.tokens))):032x}",
         "damaged": sum(damaged for damaged, _ in back),
         "tokens_read": int(lengths.tokens[:own_examples][counted].sum()),

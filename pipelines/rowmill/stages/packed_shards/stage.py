@@ -29,6 +29,7 @@ from rowmill.kinds.shared.splits import SPLITS
 from rowmill.packing.pack_plan import StreamStretch, choose_group_tokens, cut_groups, find_stretch, round_up
 from rowmill.parts.context import StageOutput
 from rowmill.recipe.recipe import Recipe
+from rowmill.schema.content_hash import HASH_MODULUS, format_content_hash
 from rowmill.schema.counts import compute_share
 from rowmill.schema.example_counts import ExampleCounts
 from rowmill.schema.facts import UNCOUNTED, PackedShardsFacts, require_counted
@@ -280,7 +281,7 @@ def make_packed_shards(context: StageContext) -> StageOutput:
             tokens=planned,
             trained_tokens=trained,
             tokens_left_out=total - planned - shared,
-            content_hash=native.format_content_hash(found),
+            content_hash=format_content_hash(found),
             padding=padding,
             padding_share=compute_share(padding, planned + padding) if is_padded else None,
             tokens_shared=shared if shares else UNCOUNTED,
@@ -358,7 +359,7 @@ _FATES = ((REJECTED, "overlong"), (REJECTED, "no_loss_tokens"), ("tail", ""), ("
 
 
 def _add_group_hashes(groups: Sequence[Part], name: str) -> int:
-    return sum(int(group.facts[name], 16) for group in groups) % native.HASH_MODULUS
+    return sum(int(group.facts[name], 16) for group in groups) % HASH_MODULUS
 
 
 SHARED_TOKEN_BYTES = 12

@@ -18,8 +18,8 @@ from rowmill.core.storage import Store
 from rowmill.recipe.recipe import parse_recipe
 from rowmill.reports import plots
 from rowmill.schema.counts import CountSet
-from rowmill.schema.facts import PackedShardsFacts, name_facts
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest, Part
+from rowmill.schema.shard_counts import PackingCounts
 from rowmill.schema.source_counts import SourceCounts
 from tests.support.tiny_project import RECIPE, ROOT, Tiny, chat
 
@@ -34,11 +34,10 @@ def make_page(report: StepReport, reports_url: str = "") -> metadata.MetadataPag
     return metadata.make_stage_page(PROJECT, report, reports_url)
 
 
-PACKED = PackedShardsFacts(
-    conservation=0, shard_digests=0, fill=0.5, limit_cost=0, packing_loss=0, packing_losses={}, pack_groups=1,
-    sequences=7, segments=9, tokens=90, trained_tokens=60, tokens_left_out=0, content_hash="xxh3:0", padding=0,
-    padding_share=None,
-)  # fmt: skip
+COUNTS = PackingCounts(pack_groups=1, sequences=7, segments=9, tokens=90, trained_tokens=60, capacity=180)
+VALUES: dict[str, Any] = {
+    "conservation": 0, "shard_digests": 0, "fill": 0.5, "limit_cost": 0, "packing_loss": 0, "padding_share": None,
+}  # fmt: skip
 
 
 def report(**fields: Any) -> StepReport:
@@ -46,9 +45,9 @@ def report(**fields: Any) -> StepReport:
         "key": ("r", "d", "packed_shards"), "stage": "packed_shards", "fingerprint": "f", "code_version": "c",
         "inputs": {}, "parts": (), "values": {}, "version": "v",
     }  # fmt: skip
-    facts = fields.pop("facts", name_facts(PACKED))
+    of_packing: dict[str, Any] = {"values": VALUES, "counts": CountSet.of(COUNTS).to_json()}
     return StepReport(
-        Manifest(**{**base, **fields, "values": facts}), reused=False, parts=0, parts_reused=0, rows_made=0, seconds=0.0
+        Manifest(**{**base, **of_packing, **fields}), reused=False, parts=0, parts_reused=0, rows_made=0, seconds=0.0
     )
 
 
@@ -71,11 +70,11 @@ def test_tables_show_thirty_rows_at_most(shown: int) -> None:
 
 
 def test_text_from_data_stays_out_of_markdown() -> None:
-    facts = name_facts(replace(PACKED, content_hash=CALLS_OUT))
+    counts = CountSet.of(replace(COUNTS, content_hash=CALLS_OUT)).to_json()
     table = DisplayTable(("role", CALLS_OUT), ((CALLS_OUT, {"nested": CALLS_OUT}),))
     histogram = Histogram(CALLS_OUT, CALLS_OUT, (0.0, 1.0), (1,))
     made = report(
-        facts=facts, tables={"roles": table}, histograms={"lengths": histogram}, ledger=(("rejected", CALLS_OUT, 1),),
+        counts=counts, tables={"roles": table}, histograms={"lengths": histogram}, ledger=(("rejected", CALLS_OUT, 1),),
         samples={"rejects": (CALLS_OUT,)},
     )  # fmt: skip
     page = make_page(made) | metadata.make_check_page(_result(samples=(CALLS_OUT,)), STORE)
@@ -86,18 +85,17 @@ def test_text_from_data_stays_out_of_markdown() -> None:
 
 
 def test_facts_that_are_no_numbers_are_left_out_and_shares_are_of_what_a_model_sees() -> None:
-    odd = replace(PACKED, limit_cost=float("nan"), shard_digests=True, packing_losses={"examples": (0, 1)})
-    page = make_page(report(facts=name_facts(odd)))
+    page = make_page(report(values={**VALUES, "limit_cost": float("nan"), "shard_digests": True}))
     assert page["fill"].value == pytest.approx(0.5)
     assert page["dagster/row_count"].value == 7
-    assert not {"limit_cost", "shard_digests", "packing_losses", "padding_share", "content_hash"} & set(page)
+    assert not {"limit_cost", "shard_digests", "reasons", "padding_share", "content_hash"} & set(page)
     counts = {"trained": 30, "context": 60, "template": 10, "truncated": 900}
     ledger = tuple(("train", name, count) for name, count in counts.items())
     page = make_page(report(token_ledger=ledger))
     assert page["trained_share"].value == pytest.approx(0.3)
     assert page["tokens"].value == 100
     counts = CountSet.of(SourceCounts(records=9, files=1, parts=18)).to_json()
-    page = make_page(report(key=("r", "d", "raw_dataset"), stage="raw_dataset", facts={}, counts=counts))
+    page = make_page(report(key=("r", "d", "raw_dataset"), stage="raw_dataset", values={}, counts=counts))
     assert (page["parts"].value, page["build_parts"].value) == (18, 0)
 
 

@@ -23,6 +23,7 @@ from rowmill.reports import row_view, summary
 from rowmill.reports.build_view import load_build_view
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN
 from rowmill.schema.rows import Rejected
+from rowmill.schema.shard_counts import ShardDetails, select_shards
 from rowmill.tokenization.encoded_batch import Example, make_columns
 from rowmill.tokenization.token_truncation import prepend_bos
 from tests.support.recipes import CHAT, PAIR, TEXT, Built, Workspace, chat, document, open_reader, pair, text_of
@@ -106,7 +107,7 @@ def test_weights_from_messages_over_segments_to_ranks(mixed: Built) -> None:
     require_weights_where_labels_are(rows)
     assert all(set(row[WEIGHT_COLUMN]) <= {0, 1} for row in rows if row["dataset"] in ("pairs", "texts"))
     parts = [part for name in ("chats", "pairs", "texts") for part in mixed.manifest(name, "packed_shards").parts]
-    shards = [part.files["shard"] for part in parts if part.facts["split"] == "train"]
+    shards = [part.files["shard"] for part in select_shards(parts, "train")]
     ranks = mixed.rank_rows()
     assert any(row["filler"] for row in ranks)
     assert numbers(ranks) == numbers([row for one in shards for row in mixed.project.store.table(one).to_pylist()])
@@ -417,7 +418,8 @@ def test_weights_are_shown_in_statistics_inspection_and_traces(mixed: Built) -> 
     assert "assistant  weight 1" in third
     assert "assistant  weight 2" in third
     assert re.search(r"weights 1 × \d+, 2 × \d+", third)
-    row, split = shard_rows(mixed, "chats")[0], mixed.manifest("chats", "packed_shards").parts[0].facts["split"]
+    shard = mixed.manifest("chats", "packed_shards").parts[0].get_details(ShardDetails)
+    row, split = shard_rows(mixed, "chats")[0], shard.split
     at = next(i for i, weight in enumerate(row[WEIGHT_COLUMN]) if weight not in (0, 1))
     token = trace.trace_sequence(mixed.project, f"chats/{split}/0:{at}")
     assert token.read(WEIGHT_COLUMN)[at - token.shown.start] == row[WEIGHT_COLUMN][at]

@@ -13,6 +13,7 @@ import yaml
 from rowmill.build import runner
 from rowmill.build.steps import Project, open_project
 from rowmill.reader import Reader
+from rowmill.schema.shard_counts import select_shards
 from tests.support.recipes import current
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_data]
@@ -117,10 +118,9 @@ def packed(project: Project) -> Counter[bytes]:
     """Return the token bytes of every packed train sequence."""
     found: Counter[bytes] = Counter()
     for name in project.recipe.datasets:
-        for part in current(project, name, "packed_shards").parts:
-            if part.facts["split"] == "train":
-                ids = project.store.table(part.files["shard"], ["input_ids"]).column(0).to_pylist()
-                found.update(np.array(one, np.int64).tobytes() for one in ids)
+        for part in select_shards(current(project, name, "packed_shards").parts, "train"):
+            ids = project.store.table(part.files["shard"], ["input_ids"]).column(0).to_pylist()
+            found.update(np.array(one, np.int64).tobytes() for one in ids)
     return found
 
 

@@ -19,6 +19,7 @@ from rowmill.core.errors import ConfigError, IntegrityError
 from rowmill.executors import local
 from rowmill.exports import Exported, open_export, read_datums
 from rowmill.recipe.recipe import Execution
+from rowmill.schema.shard_counts import ShardDetails, select_shards
 from rowmill.stages.exports import locate_export
 from tests.support import export_readers as readers
 from tests.support.export_readers import Segment
@@ -170,9 +171,10 @@ def test_astrai_trains_the_targets_and_sees_no_other_segment(built: Built, windo
 def test_export_counts_what_the_ledger_counts_and_its_card_and_folder_say_so(built: Built, name: str) -> None:
     exported = open_export(folder(built, name), verify=True)
     packed = [built.manifest(dataset, "packed_shards") for dataset in ("chats", "pairs")]
-    shards = [part.facts for one in packed for part in one.parts if part.facts["split"] == "train"]
+    parts = [part for one in packed for part in select_shards(one.parts, "train")]
+    shards = [part.get_details(ShardDetails).to_json() for part in parts]
     for count in ("segments", "tokens", "trained_tokens"):
-        assert exported.count(count) == exported.card["counts"][count] == sum(facts[count] for facts in shards)
+        assert exported.count(count) == exported.card["counts"][count] == sum(shard[count] for shard in shards)
     assert built.manifest("exports", name).facts["conservation"] == 0
     card = exported.card
     conventions = {"tinker": "shifted", "bridge": "rolled_mask", "padded": "rolled_mask", "river": "unshifted_mask",

@@ -13,6 +13,7 @@ import pytest
 from rowmill.build.steps import Project
 from rowmill.cli.error_boundary import ExitStatus
 from rowmill.inspection import trace
+from rowmill.schema.shard_counts import ShardDetails
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.support.cli_project import CHATS, NOTES, CliProject, answer, chat, note
 from tests.support.recipes import current
@@ -41,8 +42,9 @@ def line_of(i: int) -> int:
 def shards(project: Project, dataset: str) -> list[dict[str, Any]]:
     """Return all sequences of a dataset with their splits and numbers."""
     return [
-        {**row, "split": part.facts["split"], "sequence_id": part.facts["first_sequence"] + at}
+        {**row, "split": shard.split, "sequence_id": shard.first_sequence + at}
         for part in current(project, dataset, "packed_shards").parts
+        if (shard := part.find_details(ShardDetails)) is not None
         for at, row in enumerate(project.store.table(part.files["shard"]).to_pylist())
     ]
 

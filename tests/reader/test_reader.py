@@ -27,6 +27,7 @@ from rowmill.core.storage import Store
 from rowmill.reader import Batch, PackedSequence, Reader
 from rowmill.reader.layouts import join_flat, stack_padded
 from rowmill.schema import manifest
+from rowmill.schema.shard_counts import select_shards
 from tests.support.reader_builds import STEPPED, TOKENIZER, current, delivered, make, open_reader, shard_of
 from tests.support.recipes import flip_bit
 from tests.support.tiers import draw
@@ -52,7 +53,7 @@ def order_of(root: Path) -> list[bytes]:
         packed = manifest.load_version(
             store, ("tiny", name, "packed_shards"), found["inputs"][f"tiny/{name}/packed_shards"]
         )
-        shards = [p.files["shard"] for p in packed.parts if p.facts["split"] == "train"]
+        shards = [part.files["shard"] for part in select_shards(packed.parts, "train")]
         rows.append([ids for shard in shards for ids in store.table(shard, ["input_ids"]).column(0).to_pylist()])
     pad = found["card"]["pad_id"]
     pairs = zip(order.column("dataset").to_pylist(), order.column("sequence_id").to_pylist(), strict=True)

@@ -9,6 +9,7 @@ import pytest
 
 from rowmill.core.errors import ConfigError, IntegrityError
 from rowmill.reader import PackedSequence, Reader, View
+from rowmill.schema.shard_counts import select_shards
 from tests.support.recipes import PAIR, TEXT, Built, Workspace, chat, document, open_reader, pair
 
 
@@ -40,7 +41,7 @@ def ids_of(view: View) -> list[list[int]]:
 
 
 def packed(built: Built, dataset: str, split: str) -> list[list[int]]:
-    shards = [p.files["shard"] for p in built.manifest(dataset, "packed_shards").parts if p.facts["split"] == split]
+    shards = [part.files["shard"] for part in select_shards(built.manifest(dataset, "packed_shards").parts, split)]
     return [ids for file in shards for ids in built.project.store.table(file, ["input_ids"]).column(0).to_pylist()]
 
 

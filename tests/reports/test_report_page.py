@@ -19,6 +19,7 @@ from rowmill.inspection.trace import SegmentLocation, SequenceTrace
 from rowmill.reports import plots, report_page
 from rowmill.reports.build_view import load_build_view
 from rowmill.schema.manifest import DisplayTable
+from rowmill.schema.shard_counts import select_shards
 from rowmill.stats.views import query_views
 from tests.reports.conftest import make_hostile_rows, with_hostile_rows
 from tests.support.markup import Page
@@ -177,7 +178,7 @@ def test_each_token_is_an_element_of_its_segment_with_the_numbers_of_the_shard(r
     assert page.values("class", "div").count("segment") == segments > 2
     for name, columns in found.items():
         dataset, split, number = name.split("/")
-        parts = [part for part in reported.manifest(dataset, "packed_shards").parts if part.facts["split"] == split]
+        parts = select_shards(reported.manifest(dataset, "packed_shards").parts, split)
         shards = [reported.project.store.table(part.files["shard"]) for part in parts]
         row = [row for shard in shards for row in shard.to_pylist()][int(number)]
         assert columns == {

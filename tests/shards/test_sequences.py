@@ -15,6 +15,7 @@ from rowmill.core.errors import IntegrityError
 from rowmill.exports import hf
 from rowmill.schema.content_hash import HASH_MODULUS
 from rowmill.schema.examples import WEIGHT_COLUMN
+from rowmill.schema.shard_counts import ShardDetails
 from rowmill.shards.host_scratch import drop_scratch_maps, write_scratch_file
 from rowmill.shards.sequences import (
     SEQUENCE_HASHES,
@@ -133,4 +134,4 @@ def test_packed_shards_store_the_hashes_and_sizes_of_their_sequences(tmp_path: P
     )
     assert stored.tokens.sum() == packed.facts["tokens"]
     assert stored.trained_tokens.sum() == packed.facts["trained_tokens"]
-    assert compute_offsets([part.facts["sequences"] for part in shards])[-1] == len(stored.tokens)
+    assert compute_offsets([part.get_details(ShardDetails).sequences for part in shards])[-1] == len(stored.tokens)

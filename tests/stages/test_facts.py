@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from rowmill.checks.catalog import CHECKS
 from rowmill.checks.cross_stage import CROSS_STAGE_FACTS
 from rowmill.schema.checks import Check
 from rowmill.schema.counts import Counts
-from rowmill.schema.facts import UNCOUNTED, Uncounted, name_facts, read_facts
+from rowmill.schema.facts import name_facts, read_facts
 from rowmill.stages import catalog
 from rowmill.stages.base import StageDeclaration
 from tests.support.recipes import Workspace, chat
@@ -92,14 +92,3 @@ def test_output_has_exactly_the_declared_facts(tmp_path: Path) -> None:
     assert not {"messages", "tool_calls", "notes"} & set(rows), "a number that is 0 in every table says nothing"
     assert not {"tool_tokens", "boundary_tokens", "template_warnings"} & set(examples)
     assert {"columns", "table_contract"} <= set(rows)
-
-
-def test_fact_that_does_not_apply_to_the_kind_is_not_stored() -> None:
-    @dataclass(frozen=True)
-    class Facts:
-        rows: int
-        records: int | Uncounted = UNCOUNTED
-        note: str | None = None
-
-    assert name_facts(Facts(2)) == {"rows": 2, "note": None}
-    assert name_facts(Facts(2, 3)) == {"rows": 2, "records": 3, "note": None}

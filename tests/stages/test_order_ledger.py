@@ -9,6 +9,7 @@ import pytest
 from rowmill.core.errors import ConfigError, GateError
 from rowmill.executors import local
 from rowmill.reader import Reader
+from rowmill.schema.shard_counts import PackingCounts
 from tests.support.recipes import LENIENT, PAIR, TO_SHARDS, Built, Workspace, pair
 
 pytestmark = pytest.mark.slow
@@ -125,7 +126,7 @@ def test_fillers_are_not_counted_as_tokens_of_the_ranks(tmp_path: Path) -> None:
     built = order_of(Workspace(tmp_path), {"batch_size": 256}, "pad", filler_share={"at_most": 1}).build()
     ranks, order = built.manifest("gpu_partitions"), built.manifest("training_splits")
     packed = [built.manifest(name, "packed_shards") for name in ("a", "b")]
-    tokens = sum(int(p.facts["tokens"]) for one in packed for p in one.parts if "shard" in p.files)
+    tokens = sum(one.get_counts(PackingCounts).tokens for one in packed)
     steps = built.rows_of("training_splits", file="rank_steps")
 
     assert ranks.facts["fillers"] == order.facts["fillers"] == 256 - 44

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from rowmill.kinds.tables import record_tokens
-from rowmill.packing.pack_plan import SequencePlan, plan_best_fit
+from rowmill.packing.pack_plan import plan_best_fit
 from rowmill.parts.functions import PartPlace, PartResult
+from rowmill.schema.shard_counts import ShardDetails, select_shards
 from rowmill.stages.base import StageContext
 from rowmill.stages.packed_shards import pack_group, stage
-from rowmill.stages.packed_shards.pack_group import PackGroupInputs, ShardWriter, WrittenShard
+from rowmill.stages.packed_shards.pack_group import PackGroupInputs, ShardCut, ShardWriter, WrittenShard
 from tests.support.recipes import CHAT, TO_SHARDS, Built, Workspace, chat, document, sentence
 from tests.support.tables import records
 from tests.support.tiers import mark_all_but
@@ -55,7 +56,7 @@ def shards(built: Built) -> list[str]:
 
 
 def sequences(built: Built, split: str = "train") -> list[tuple[Any, ...]]:
-    parts = [part for part in built.manifest("rows", "packed_shards").parts if part.facts["split"] == split]
+    parts = select_shards(built.manifest("rows", "packed_shards").parts, split)
     rows = [row for part in parts for row in built.project.store.table(part.files["shard"]).to_pylist()]
     return [(row["example_ids"], row["starts"], row["input_ids"], row["labels"]) for row in rows]
 
@@ -88,11 +89,12 @@ def test_every_example_is_in_one_group_whole_and_sequences_are_numbered_over_the
     assert [facts(built)[name] for name in ("conservation", "shard_digests", "tokens_left_out")] == [0, 0, 0]
 
     for split in ("train", "validation"):
-        parts = [part for part in built.manifest("rows", "packed_shards").parts if part.facts["split"] == split]
-        counts = [part.facts["sequences"] for part in parts]
+        parts = select_shards(built.manifest("rows", "packed_shards").parts, split)
+        found = [part.get_details(ShardDetails) for part in parts]
+        counts = [shard.sequences for shard in found]
 
         assert len(parts) > 1
-        assert [part.facts["first_sequence"] for part in parts] == [sum(counts[:i]) for i in range(len(counts))]
+        assert [shard.first_sequence for shard in found] == [sum(counts[:i]) for i in range(len(counts))]
 
 
 def test_appended_or_removed_file_changes_only_the_groups_near_it(
@@ -257,7 +259,7 @@ def test_threads_of_a_task_do_not_change_its_shards(
         planned.append((inputs, place))
         return pack_group.pack_group.function(inputs, place)
 
-    def write(writer: ShardWriter, cut: tuple[str, str, SequencePlan]) -> WrittenShard:
+    def write(writer: ShardWriter, cut: ShardCut) -> WrittenShard:
         threads.add(threading.get_ident())
         return write_shard(writer, cut)
 

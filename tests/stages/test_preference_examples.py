@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer
 
+from rowmill.kinds.preference import ShardPairCounts
 from rowmill.schema.rows import Rejected
 from rowmill.stages.packed_shards.pack_group import count_damaged_pairs
 from tests.end_to_end.test_row_vectors import workspace as vector_workspace
@@ -190,7 +191,7 @@ def test_divided_pairs_and_other_prompts_are_counted(tmp_path: Path) -> None:
     table = made.project.store.table(shard)
     examples = pa.table({"side_lengths": [[2, 2]]})
 
-    def count(column: str, values: list[Any]) -> dict[str, int]:
+    def count(column: str, values: list[Any]) -> ShardPairCounts | None:
         place = table.schema.get_field_index(column)
         return count_damaged_pairs(table.set_column(place, column, pa.array(values, table.schema.field(column).type)),
                                    examples)  # fmt: skip
@@ -200,10 +201,10 @@ def test_divided_pairs_and_other_prompts_are_counted(tmp_path: Path) -> None:
     other = [[9, *row["input_ids"][1:]] for row in rows]
     renamed = [[f"x{i}:{k}#0" for k in range(2)] for i in range(len(rows))]
 
-    assert count_damaged_pairs(table, examples) == {"pair_intact": 0, "prompt_identical": 0}
-    assert count("sides", swapped) == {"pair_intact": 2, "prompt_identical": 0}
-    assert count("input_ids", other) == {"pair_intact": 0, "prompt_identical": 6}
-    assert count("example_ids", renamed) == {"pair_intact": 12, "prompt_identical": 0}
+    assert count_damaged_pairs(table, examples) == ShardPairCounts()
+    assert count("sides", swapped) == ShardPairCounts(separated_sides=2)
+    assert count("input_ids", other) == ShardPairCounts(pairs_with_two_prompts=6)
+    assert count("example_ids", renamed) == ShardPairCounts(separated_sides=12)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rowmill.core.errors import ContextOverflowError
+from rowmill.schema.shard_counts import PackingCounts
 from rowmill.stages.packed_shards.stage import identify_packed_shards
 from rowmill.stages.tokenized_examples.stage import identify_tokenized_examples
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
@@ -67,7 +68,7 @@ def test_short_prompts_of_a_long_context_share_a_shard(tmp_path: Path) -> None:
     assert [file.rows for file in made.manifest("rows", "packed_shards").files("shard")] == [40]
     # A sequence is one prompt, so that it is nearly empty by design.
     results = made.outcomes("rows", "packed_shards")
-    assert made.facts("rows", "packed_shards")["fill"] < 0.01
+    assert made.manifest("rows", "packed_shards").get_counts(PackingCounts).share_filled() < 0.01
     assert "fill" not in results
     assert "failed" not in results.values()
 

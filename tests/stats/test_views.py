@@ -21,6 +21,7 @@ from rowmill.parts.functions import write_parquet, write_table
 from rowmill.schema.examples import EXAMPLE_SCHEMA
 from rowmill.schema.manifest import DisplayTable, Manifest, Part, StageKey
 from rowmill.schema.rows import REJECT_SCHEMA, ROW_SCHEMA
+from rowmill.schema.shard_counts import ShardDetails
 from rowmill.stages import catalog
 from rowmill.stats import tables, views
 from rowmill.stats.tables import (
@@ -172,8 +173,10 @@ def test_questions_of_the_specification_have_their_answers(store: Store) -> None
     ]
     segments = pa.Table.from_pylist([*lines, {**lines[0], "shard_row": 0}])
     shard = pa.table({"tokens": [100, 200], "trained_tokens": [0, 50]})
-    facts = {"split": "train", "first_sequence": 4710}
-    part = replace(part_of(store, "p", segments=segments, shard=shard), facts=facts)
+    details = ShardDetails(
+        split="train", first_sequence=4710, sequences=2, segments=3, tokens=300, trained_tokens=50, padding=0
+    )
+    part = replace(part_of(store, "p", segments=segments, shard=shard), details={"ShardDetails": details.to_json()})
     record(store, manifest_of("packed_shards", "v1", parts=(part,), card={"seq_len": 400}))
 
     found = answer(
@@ -575,6 +578,7 @@ import sys
 import pyarrow as pa
 from rowmill.stats import tables, views
 from rowmill.core.storage import Store, digest_bytes
+from rowmill.schema.shard_counts import ShardDetails
 
 store = Store(sys.argv[1])
 for number in range(1, int(sys.argv[2]) + 1):

@@ -38,6 +38,7 @@ from rowmill.schema.row_counts import (
     TimeSplitCounts,
     UnreadCounts,
 )
+from rowmill.schema.shard_counts import PackingCounts
 from rowmill.schema.source_counts import SourceCounts
 
 RESULT_VERSION = 9
@@ -217,18 +218,12 @@ _OF_ALL_DATA: tuple[Check, ...] = (
         of=(LengthCounts,), value=lambda c: c.share_overlong()),
     Check("conservation", (PACKED_SHARDS, GPU_PARTITIONS, EXPORTS), "at_most", 0, "error",
         "tokens or segments that differ between the stage's inputs and the files read back",
-        "remove the stage's folder and build again; if it returns, report it", waivable=False),
-    Check("pair_intact", (PACKED_SHARDS,), "at_most", 0, "error",
-        "sides that are not followed by the other side of their pair in their sequence",
-        "this is a bug of rowmill: report it with the manifest", waivable=False, applies_to="preferences",
-        only_for="preference"),
-    Check("prompt_identical", (PACKED_SHARDS,), "at_most", 0, "error",
-        "pairs whose sides begin with different prompts",
-        "this is a bug of rowmill: report it with the manifest", waivable=False, applies_to="preferences",
-        only_for="preference"),
+        "remove the stage's folder and build again; if it returns, report it", waivable=False,
+        of=(PackingCounts,), value=lambda c: c.count_unconserved()),
     Check("shard_digests", (PACKED_SHARDS,), "at_most", 0, "error",
         "shard files whose bytes differ from what was written",
-        "check the disk, remove the stage's folder and build again", waivable=False),
+        "check the disk, remove the stage's folder and build again", waivable=False,
+        of=(PackingCounts,), value=lambda c: c.damaged_files),
     Check("packing_loss", (PACKED_SHARDS,), "at_most", 0.1, "error",
         "larger of the shares of examples and of trained tokens that enter packing but are in no sequence",
         "raise seq_len, shorten rows by truncation.overlong instead of packing.slice_strategy, or accept the loss in "
@@ -236,7 +231,8 @@ _OF_ALL_DATA: tuple[Check, ...] = (
         of_kinds={"record": "raise seq_len, or accept the loss in gates.packing_loss",
         "preference": "raise seq_len, shorten the rows, or accept the loss in gates.packing_loss",
         "prompt": "raise seq_len, shorten the rows, or accept the loss in gates.packing_loss"},
-        applies_to="datasets with examples", is_share=True),
+        applies_to="datasets with examples", is_share=True,
+        of=(PackingCounts,), value=lambda c: c.share_lost()),
     Check("end_to_end_loss", (PACKED_SHARDS,), "at_most", 0.25, "error",
         "larger of the shares of records and of trained tokens that enter the pipeline but are in no sequence",
         "read what each stage rejected with `rowmill stats {recipe}`; raise seq_len, correct the data, or accept the "
@@ -259,19 +255,23 @@ _OF_ALL_DATA: tuple[Check, ...] = (
     Check("limit_cost", (PACKED_SHARDS,), "at_most", 0.05, "warn",
         "share of sequences added by packing.max_segments_per_example, compared with no limit",
         "raise packing.max_segments_per_example, or set it to null",
-        applies_to="all but prompts, which are never packed", not_for="prompt", is_share=True),
+        applies_to="all but prompts, which are never packed", not_for="prompt", is_share=True,
+        of=(PackingCounts,),
+        value=lambda c: compute_share(c.sequences - c.unlimited_sequences, c.sequences)),
     Check("fill", (PACKED_SHARDS,), "at_least", 0.9, "warn",
         "share of each sequence's capacity that holds tokens",
         "set packing.pack_strategy to best_fit if it is greedy, raise packing.max_segments_per_example, or lower "
         "seq_len if most rows are short",
         of_kinds={"record": "set format.assembly.max_seq_length to a half of seq_len or less, so that several examples "
         "share a sequence, raise format.data.max_sequences_per_example if it limits examples, or lower seq_len"},
-        applies_to="all but prompts, which are never packed", not_for="prompt", is_share=True),
+        applies_to="all but prompts, which are never packed", not_for="prompt", is_share=True,
+        of=(PackingCounts,), value=lambda c: c.share_filled()),
     Check("padding_share", (PACKED_SHARDS,), "at_most", 0.05, "warn",
         "share of pad tokens after segments among all tokens of the sequences",
         "lower packing.segment_multiple_of to what the trainer needs; short segments cost most, so leave out or join "
         "the shortest rows", applies_to="recipes with packing.segment_multiple_of",
-        requested_by=("packing.segment_multiple_of",), is_share=True),
+        requested_by=("packing.segment_multiple_of",), is_share=True,
+        of=(PackingCounts,), value=lambda c: c.share_padding()),
     Check("order_nonempty", (TRAINING_SPLITS,), "at_least", 1, "error",
         "places of the training order that hold a sequence",
         "lower mixture.batch_size below the number of train sequences, or set partitions.remainder: pad"),

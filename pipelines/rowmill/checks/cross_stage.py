@@ -29,13 +29,10 @@ from rowmill.core.stage_names import (
 from rowmill.core.storage import Store, digest_json
 from rowmill.schema import manifest
 from rowmill.schema.example_counts import ExampleCounts, RowExampleCounts
-from rowmill.schema.facts import (
-    PackedShardsFacts,
-    read_facts,
-)
 from rowmill.schema.ledger import INTENDED_REASONS, KEPT, REJECTED
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.row_counts import RowCounts
+from rowmill.schema.shard_counts import PackingCounts
 from rowmill.schema.source_counts import SourceCounts
 
 
@@ -74,16 +71,17 @@ def _measure_loss(store: Store, packed: Manifest, _: Comparison | None) -> Cross
     A record counts from where it was read, a trained token from where its row was tokenized. Rows that the recipe left
     out on purpose (`max_items`, copies, surplus of validation) count as neither.
     """
-    if "packing_losses" not in packed.facts:
+    packing = packed.find_counts(PackingCounts)
+    if packing is None:
         return CrossStageMeasurement(None, "built by a version of rowmill that did not count it")
     inputs = manifest.load_inputs(store, packed)
     tokenized = next(entry for entry in inputs.values() if entry.stage == TOKENIZED_EXAMPLES)
     canonical = next(iter(manifest.load_inputs(store, tokenized).values()))
-    packing = read_facts(PackedShardsFacts, packed.facts).packing_losses
+    losses = packing.count_losses()
     records = {
         CANONICAL_ROWS: _count_rejected(canonical, INTENDED_REASONS),
         TOKENIZED_EXAMPLES: _count_rejected(tokenized, frozenset()),
-        PACKED_SHARDS: packing["examples"],
+        PACKED_SHARDS: losses["examples"],
     }
     trained: dict[str, tuple[int, int]] = {}
     of_rows = tokenized.find_counts(RowExampleCounts)
@@ -91,7 +89,7 @@ def _measure_loss(store: Store, packed: Manifest, _: Comparison | None) -> Cross
         cut, refused = of_rows.trained_removed, of_rows.dropped_trained
         trained["truncation"] = (cut, tokenized.get_counts(ExampleCounts).trained_tokens + cut + refused)
         trained[TOKENIZED_EXAMPLES] = (refused, trained["truncation"][1] - cut)
-    trained[PACKED_SHARDS] = packing["trained_tokens"]
+    trained[PACKED_SHARDS] = losses["trained_tokens"]
     worst, counted = max(
         (("records", records), ("trained tokens", trained)), key=lambda entry: _compound_loss(entry[1].values())
     )
@@ -198,8 +196,8 @@ def _count_rows(canonical: Manifest) -> dict[str, float]:
 
 
 def _count_packed(packed: Manifest) -> dict[str, float]:
-    facts = read_facts(PackedShardsFacts, packed.facts)
-    return {"tokens": facts.tokens, "trained tokens": facts.trained_tokens}
+    counts = packed.get_counts(PackingCounts)
+    return {"tokens": counts.tokens, "trained tokens": counts.trained_tokens}
 
 
 def _measure_mixture_shares(order: Manifest) -> dict[str, float]:

@@ -37,6 +37,7 @@ from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS
 from rowmill.schema.indexed_shards import read_sequences
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.rows import PARENTS_COLUMN, is_row_id, parse_row_id
+from rowmill.schema.shard_counts import ShardDetails
 from rowmill.shards.native import drop_padding
 from rowmill.sources import SourcePart
 from rowmill.sources.reading import number_source_parts
@@ -183,10 +184,10 @@ def locate_segments(
 ) -> Iterator[SegmentLocation]:
     """Yield the segments of a sequence; one that examples share is yielded for each of them."""
     segments = lineage.project.store.table(part.files["segments"])
-    split = str(part.facts["split"])
+    split, first = (shard := part.get_details(ShardDetails)).split, shard.first_sequence
     occurrences = list_occurrences(sequence) if list_occurrences is not None and split == "train" else ()
     offset, end, current = 0, 0, -1
-    shard_row = sequence - int(part.facts["first_sequence"])
+    shard_row = sequence - first
     for one in sorted(filter_rows(segments, "shard_row", shard_row), key=lambda one: one["segment"]):
         if one["segment"] != current:
             offset, end, current = end, end + one["length"], one["segment"]
@@ -388,8 +389,9 @@ def trace_row_of(lineage: Lineage, row_id: str) -> RowTrace:
     for part in lineage.shards:
         segments = store.table(part.files["segments"])
         holding = pc.is_in(segments.column("example_id"), make_array(sorted(names)))
+        first = part.get_details(ShardDetails).first_sequence
         for row in segments.filter(holding).column("shard_row").unique().to_pylist():
-            of_sequence = locate_segments(lineage, part, row + int(part.facts["first_sequence"]), list_occurrences)
+            of_sequence = locate_segments(lineage, part, row + first, list_occurrences)
             places += [place for place in of_sequence if place.example_id in names]
     origin = lineage.find_origin(row_id)
     return RowTrace(lineage.dataset, row_id, origin, tuple(fates), tuple(examples), tuple(places), note)
@@ -578,9 +580,10 @@ def _read_sequence(
     lineage: Lineage, part: manifest.Part, shard: pa.Table, at: int, list_occurrences: ListOccurrences | None
 ) -> SequenceTrace:
     row: dict[str, Any] = drop_padding(shard.slice(at, 1)).to_pylist()[0]
-    sequence = at + int(part.facts["first_sequence"])
+    details = part.get_details(ShardDetails)
+    sequence = at + details.first_sequence
     places = tuple(locate_segments(lineage, part, sequence, list_occurrences))
-    return SequenceTrace(lineage.dataset, str(part.facts["split"]), sequence, row, places, read_tree(row))
+    return SequenceTrace(lineage.dataset, details.split, sequence, row, places, read_tree(row))
 
 
 def _read_texts(lineage: Lineage, trace: SequenceTrace, shown: range, encoder: Encoder) -> SequenceTrace:
@@ -674,7 +677,8 @@ def trace_sequence(
     part = _find_shard_part(lineage, split, sequence, place)
     list_occurrences, note = load_order(lineage)
     shard = read_sequences(project.store, part.files["shard"])
-    trace = _read_sequence(lineage, part, shard, sequence - int(part.facts["first_sequence"]), list_occurrences)
+    first = part.get_details(ShardDetails).first_sequence
+    trace = _read_sequence(lineage, part, shard, sequence - first, list_occurrences)
     if token is not None and token >= trace.tokens:
         raise ConfigError(
             f"--sequence {place}: the sequence has {trace.tokens} tokens; expected a token from 0 to "
@@ -697,9 +701,9 @@ def trace_sequence(
 def _find_shard_part(lineage: Lineage, split: str, sequence: int, place: str) -> manifest.Part:
     counts: dict[str, int] = {}
     for part in lineage.shards:
-        first, count = int(part.facts["first_sequence"]), int(part.facts["sequences"])
-        counts[part.facts["split"]] = first + count
-        if part.facts["split"] == split and first <= sequence < first + count:
+        shard = part.get_details(ShardDetails)
+        counts[shard.split] = end = shard.first_sequence + shard.sequences
+        if shard.split == split and shard.first_sequence <= sequence < end:
             return part
     splits = ", ".join(f"{name} with {format_count(count, 'sequence')}" for name, count in counts.items()) or "none"
     raise ConfigError(

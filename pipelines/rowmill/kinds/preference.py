@@ -27,7 +27,7 @@ from pydantic import Field
 from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, canonical_json, to_json
-from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
+from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, TOKENIZED_EXAMPLES
 from rowmill.kinds.base import DatasetOptions, RecordReader, refuse_overlong_policy
 from rowmill.kinds.reading.conversation_rows import ConversationReader, DetectedMessages, MessageColumns
 from rowmill.kinds.reading.recognition import try_options
@@ -85,6 +85,15 @@ class PreferenceRowCounts(Counts):
     bad_answers: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPairCounts(Counts):
+    """What the pairs of shards are counted by."""
+
+    separated_sides: int = 0
+    """Sides that are not followed by the other side of their pair in their sequence."""
+    pairs_with_two_prompts: int = 0
+
+
 CHECKS = (
     Check("swapped_pairs", (CANONICAL_ROWS,), "at_most", 0, "warn",
         "pairs of which another one prefers the other side",
@@ -108,6 +117,16 @@ CHECKS = (
         applies_to="preferences with objective: paired", only_for="preference", is_share=True,
         of=(PairCounts,),
         value=lambda c: abs(compute_share(c.longer_chosen, c.pairs) - 0.5) if c.pairs else None),
+    Check("pair_intact", (PACKED_SHARDS,), "at_most", 0, "error",
+        "sides that are not followed by the other side of their pair in their sequence",
+        "this is a bug of rowmill: report it with the manifest", waivable=False, applies_to="preferences",
+        only_for="preference",
+        of=(ShardPairCounts,), value=lambda c: c.separated_sides),
+    Check("prompt_identical", (PACKED_SHARDS,), "at_most", 0, "error",
+        "pairs whose sides begin with different prompts",
+        "this is a bug of rowmill: report it with the manifest", waivable=False, applies_to="preferences",
+        only_for="preference",
+        of=(ShardPairCounts,), value=lambda c: c.pairs_with_two_prompts),
 )  # fmt: skip
 
 

@@ -29,8 +29,16 @@ from rowmill.parts.functions import (
     part_folder,
 )
 from rowmill.schema.counts import CountSet
-from rowmill.schema.example_counts import ExampleCounts
-from rowmill.schema.manifest import DisplayTable, Histogram, Manifest, Part, StageKey, get_stage_folder, get_stage_name
+from rowmill.schema.manifest import (
+    DisplayTable,
+    Histogram,
+    Manifest,
+    Part,
+    StageKey,
+    add_up_counts,
+    get_stage_folder,
+    get_stage_name,
+)
 from rowmill.shards import host_scratch
 from rowmill.shards.host_scratch import HostScratch
 
@@ -153,7 +161,7 @@ class WorkContext:
         report(0)
         for done, part in enumerate(made, 1):
             rows_done += rows[done - 1]
-            tokens += part.get_counts(ExampleCounts).tokens or int(part.facts.get("tokens", 0))
+            tokens += sum(counts.count_tokens() for counts in add_up_counts([part]).by_class.values())
             report(done)
             yield part
 

@@ -34,7 +34,6 @@ from rowmill.schema.counts import CountsT
 from rowmill.schema.example_counts import ExampleCounts
 from rowmill.schema.facts import (
     FactsT,
-    PackedShardsFacts,
     TrainingSplitsFacts,
     read_facts,
 )
@@ -42,6 +41,7 @@ from rowmill.schema.ledger import KEPT
 from rowmill.schema.length_counts import LengthCounts
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
 from rowmill.schema.row_counts import RowCounts
+from rowmill.schema.shard_counts import PackingCounts
 from rowmill.stats.views import describe_estimate
 
 SUMMARY_COLUMNS = ("dataset", "records", "rows", "rejected", "examples", "tokens", "trained", "sequences", "fill")
@@ -153,20 +153,17 @@ class BuildView:
     def _count_datasets(self, label: str, names: Sequence[str]) -> tuple[object, ...]:
         """Sum datasets; the shares are of all tokens, and of the capacity of all sequences."""
 
-        def find(stage: str, kind: type[FactsT]) -> list[FactsT]:
-            return [facts for name in names if (facts := self.find_facts(name, stage, kind)) is not None]
-
         def find_all(stage: str, kind: type[CountsT]) -> list[CountsT]:
             return [counts for name in names if (counts := self.find_counts(name, stage, kind)) is not None]
 
         rows, examples = find_all(CANONICAL_ROWS, RowCounts), find_all(TOKENIZED_EXAMPLES, ExampleCounts)
-        packed = find(PACKED_SHARDS, PackedShardsFacts)
+        packed = find_all(PACKED_SHARDS, PackingCounts)
         tokens, sequences = sum(counted.tokens for counted in examples), sum(counted.sequences for counted in packed)
         trained = sum(counted.trained_tokens for counted in examples)
         fill = format_percent(sum(counted.tokens for counted in packed), sequences * self.project.recipe.seq_len)
         if len(packed) == 1:
             # With padded segments, the stage counts the padding as well.
-            fill = format_percent(packed[0].fill)
+            fill = format_percent(packed[0].share_filled())
         return (
             label,
             sum(counted.records for counted in rows) if rows else None,

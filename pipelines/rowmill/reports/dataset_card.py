@@ -40,6 +40,7 @@ from rowmill.reader.published import PublishedBuild, open_published
 from rowmill.reports.build_view import BuildView
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey
+from rowmill.schema.shard_counts import ShardDetails
 from rowmill.schema.source_counts import SourceCounts
 
 README_NAME, CROISSANT_NAME = "README.md", "croissant.json"
@@ -160,7 +161,7 @@ class _Card:
             elif output is not None and output.stage == PACKED_SHARDS:
                 # Other parts are plans.
                 for part in (part for part in output.parts if "shard" in part.files):
-                    shards = found.setdefault((key[1], part.facts["split"]), [])
+                    shards = found.setdefault((key[1], part.get_details(ShardDetails).split), [])
                     shards.append(self._describe_file(part.files["shard"]))
         return found
 

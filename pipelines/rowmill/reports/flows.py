@@ -21,10 +21,10 @@ from rowmill.core.html import choose_role, link_text
 from rowmill.core.stage_names import PACKED_SHARDS, TOKENIZED_EXAMPLES, TRAINING_SPLITS
 from rowmill.inspection.trace import DATASET_CHAIN
 from rowmill.schema.example_counts import ExampleCounts
-from rowmill.schema.facts import PackedShardsFacts, read_facts
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import Manifest
 from rowmill.schema.row_counts import RowCounts
+from rowmill.schema.shard_counts import PackingCounts
 from rowmill.schema.source_counts import SourceCounts
 
 BranchKind = Literal["rejected", "left_out", "evaluation", "added", "trained", "context", "padding", "unaccounted"]
@@ -175,7 +175,7 @@ def _iterate_order_levels(
 ) -> Iterator[FlowLevel]:
     """Yield what is packed, what of it is for training, and what the order schedules."""
     packed = chain[PACKED_SHARDS]
-    facts = read_facts(PackedShardsFacts, packed.facts)
+    counts = packed.get_counts(PackingCounts)
     content = packed.tables["packing"]
     of, at = content.columns.index("split"), content.columns.index(unit)
     splits = {str(row[of]): int(row[at]) for row in content.rows}
@@ -184,7 +184,7 @@ def _iterate_order_levels(
         for split, count in splits.items()
         if split != "train" and count
     )
-    yield FlowLevel(f"{unit} packed", unit, getattr(facts, unit), branches)
+    yield FlowLevel(f"{unit} packed", unit, counts.sequences if unit == "sequences" else counts.tokens, branches)
     schedule = _read_schedule(chain, dataset)
     if schedule is None:
         yield FlowLevel(f"{unit} to train on", unit, splits.get("train", 0))

@@ -17,15 +17,12 @@ from rowmill.reports import plots
 from rowmill.reports.build_view import SUMMARY_COLUMNS, BuildView, describe_changes, load_build_view
 from rowmill.reports.console import format_key, render_check_result, render_manifest_table, render_title
 from rowmill.schema.example_counts import ExampleCounts, RowExampleCounts, TemplateCounts
-from rowmill.schema.facts import (
-    PackedShardsFacts,
-    read_facts,
-    require_counted,
-)
+from rowmill.schema.facts import read_facts
 from rowmill.schema.length_counts import LengthCounts
 from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
 from rowmill.schema.row_counts import MessageCounts, RowCounts
 from rowmill.schema.rows import NORMALIZATION_COLUMNS
+from rowmill.schema.shard_counts import PackingCounts, SharedPrefixCounts
 from rowmill.stages import exports
 from rowmill.stages.gpu_partitions import GpuPartitionsFacts
 from rowmill.stages.packed_shards.stage import SHARED_TOKEN_BYTES
@@ -85,14 +82,14 @@ def _render_facts(build: BuildView) -> Iterator[RenderableType]:
         further = f", {rest:,} for {len(most) - SHOWN_REASONS} other reasons" if rest else ""
         yield label_value("left out", f"{named}{further}")
     packed = {
-        name: facts
+        name: output
         for name in project.recipe.datasets
-        if (facts := build.find_facts(name, PACKED_SHARDS, PackedShardsFacts)) is not None
+        if (output := build.find_output(name, PACKED_SHARDS)) is not None
     }
-    shared = sum(require_counted(facts.tokens_shared) for facts in packed.values() if facts.tokens_shared)
+    shared = sum(output.get_counts(SharedPrefixCounts).tokens_shared for output in packed.values())
     if shared:
         # What `packing.share_prefixes` saves over all datasets.
-        stored = sum(facts.tokens for facts in packed.values())
+        stored = sum(output.get_counts(PackingCounts).tokens for output in packed.values())
         yield label_value(
             "shared",
             f"{shared:,} tokens, {format_size(SHARED_TOKEN_BYTES * shared)} before compression, are saved where "

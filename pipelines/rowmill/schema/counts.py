@@ -75,6 +75,10 @@ class Counts(Details):
             }
         )
 
+    def count_tokens(self) -> int:
+        """Return the tokens that a stage reports as progress; 0 for counts of anything else."""
+        return 0
+
     def derive(self) -> dict[str, Any]:
         """Return what follows from the fields: the value of each property."""
         names = [
@@ -83,19 +87,24 @@ class Counts(Details):
         return {name: getattr(self, name) for name in names}
 
 
+def declare_merge(rule: Callable[[Sequence[Any]], Any], *, default: Any) -> Any:
+    """Declare a field whose values are merged by a rule of its own; the default must add nothing."""
+    return field(default=default, metadata={_MERGE: rule})
+
+
 def keep_largest() -> int:
     """Declare a field of which the largest value of all parts is kept."""
-    return field(default=0, metadata={_MERGE: max})
+    return declare_merge(max, default=0)
 
 
 def keep_any() -> bool:
     """Declare a field that is true if it is true of any part."""
-    return field(default=False, metadata={_MERGE: any})
+    return declare_merge(any, default=False)
 
 
 def keep_first() -> tuple[Any, ...]:
     """Declare a field that is equal in all parts which have it, such as a description of their template."""
-    return field(default=(), metadata={_MERGE: lambda values: next(filter(None, values), ())})
+    return declare_merge(lambda values: next(filter(None, values), ()), default=())
 
 
 def keep_samples(limit: int = 10) -> dict[str, tuple[str, ...]]:
@@ -153,6 +162,8 @@ def _thaw(value: Any) -> Any:
             return [_thaw(item) for item in cast("Sequence[Any]", value)]
         case dict():
             return {name: _thaw(item) for name, item in cast("Mapping[str, Any]", value).items()}
+        case Details():
+            return value.to_json()
         case _:
             return value
 

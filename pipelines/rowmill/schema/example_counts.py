@@ -76,6 +76,10 @@ class ExampleCounts(Counts):
         """Share of the tokens that are trained."""
         return compute_share(self.trained_tokens, self.tokens)
 
+    def count_tokens(self) -> int:
+        """Return the tokens of the examples."""
+        return self.tokens
+
     def count_output(self) -> int:
         """Return how many examples came out."""
         return self.examples

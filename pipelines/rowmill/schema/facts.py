@@ -1,82 +1,29 @@
 """What an output is counted by: the numbers that its checks hold against bounds, and that others read by name.
 
-    PackedShardsFacts(tokens=2, …) ─name_facts─► Manifest.values {"tokens": 2, …} ─read_facts─► the same
+    TrainingSplitsFacts(tokens=2, …) ─name_facts─► Manifest.values {"tokens": 2, …} ─read_facts─► the same
 
-A fact is a number that is compared, or a few more that people are shown. `manifest.None` in one says that
-its check has nothing to ask of this output; `UNCOUNTED` says that outputs of this kind do not have the fact at all.
+A fact is a number that is compared, or a few more that people are shown. None says that its check has nothing to ask
+of this output.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 FactsT = TypeVar("FactsT", bound="DataclassInstance")
-ValueT = TypeVar("ValueT")
-
-
-class Uncounted(Enum):
-    """Stands for a fact that outputs of this kind of data do not have; nothing is stored of it."""
-
-    UNCOUNTED = "uncounted"
-
-    def __bool__(self) -> Literal[False]:
-        """Be false: there is none of it."""
-        return False
-
-
-UNCOUNTED: Final = Uncounted.UNCOUNTED
 
 
 def name_facts(facts: "DataclassInstance") -> dict[str, Any]:
     """Return a stage's facts by name, in the order of its fields, as a manifest stores them."""
-    values = {field.name: getattr(facts, field.name) for field in fields(facts)}
-    return {name: value for name, value in values.items() if value is not UNCOUNTED}
+    return {field.name: getattr(facts, field.name) for field in fields(facts)}
 
 
 def read_facts(kind: type[FactsT], stored: Mapping[str, Any]) -> FactsT:
     """Return the facts that a manifest stores, as a stage declares them."""
     return kind(**stored)
-
-
-def require_counted(value: ValueT | Uncounted) -> ValueT:
-    """Return a fact that every output of this kind of data has."""
-    assert not isinstance(value, Uncounted)
-    return value
-
-
-@dataclass(frozen=True, slots=True)
-class PackedShardsFacts:
-    """What packed shards are counted by."""
-
-    conservation: int
-    shard_digests: int
-    fill: float
-    limit_cost: float
-    packing_loss: float | None
-    packing_losses: dict[str, tuple[int, int]]
-    """What stands in no sequence and what entered, of `examples` and of `trained_tokens`."""
-    pack_groups: int
-    sequences: int
-    segments: int
-    tokens: int
-    trained_tokens: int
-    tokens_left_out: int
-    content_hash: str
-    padding: int
-    """Pad tokens after segments."""
-    padding_share: float | None
-    # Shared prefixes only.
-    tokens_shared: int | Uncounted = UNCOUNTED
-    """Tokens of examples that are stored once with those of others."""
-    # Preferences only.
-    pair_intact: int | Uncounted = UNCOUNTED
-    """Sides that are not followed by the other side of their pair in their sequence."""
-    prompt_identical: int | Uncounted = UNCOUNTED
-    """Pairs whose sides begin with different prompts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from rowmill.core.storage import Store, digest_json
 from rowmill.kinds.context import KindContext
 from rowmill.parts.context import StageOutput
 from rowmill.recipe.recipe import Dataset, Recipe
-from rowmill.schema.counts import Counts
+from rowmill.schema.counts import Counts, CountSet
 from rowmill.schema.facts import read_facts
 from rowmill.schema.manifest import Manifest
 from rowmill.stats.tables import StatsInputs
@@ -163,8 +163,7 @@ class StageDeclaration:
     stats_inputs: StatsInputs = field(default_factory=StatsInputs)
     """The rows of an output with their noun, and the statistics tables that it contributes to."""
     summarize: Callable[[Any, str], Sequence[str]] = lambda _, rows: (rows,)
-    """Summarize an output in a few phrases, from its counts, of the class above, and its number of rows (`1,342 rows`,
-    or empty)."""
+    """Summarize an output in a few phrases, from its counts and its number of rows (`1,342 rows`, or empty)."""
     compared: tuple[ComparedFact, ...] = ()
     """The facts that a comparison of two versions shows."""
     find_content_damage: Callable[[Store, Manifest], Iterator[str]] | None = None
@@ -179,9 +178,9 @@ class StageDeclaration:
     """Whether `execution.freshness` applies to this stage."""
 
     def read_counts(self, output: Manifest) -> Any:
-        """Return an output's counts of the stage's class."""
+        """Return an output's counts, or its facts where the stage has these."""
         if self.counts is not None:
-            return output.get_counts(self.counts)
+            return CountSet.parse(output.counts)
         assert self.facts is not None
         return read_facts(self.facts, output.facts)
 

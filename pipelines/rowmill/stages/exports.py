@@ -52,6 +52,7 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema.content_hash import HASH_MODULUS, format_content_hash
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
+from rowmill.schema.shard_counts import ShardDetails, select_shards
 from rowmill.schema.source_counts import SourceCounts
 from rowmill.shards import native
 from rowmill.shards.host_scratch import NumberedShard, ShardCopies
@@ -338,7 +339,7 @@ def _index_segments(
 def _make_export_part(context: StageContext, at: str) -> Part:
     export = next(export for export in context.recipe.exports if export.name == context.key[-1])
     packed = inputs.open_joined_shards(context)
-    parts = [part for one in packed.values() for part in one.parts if part.facts["split"] == export.split]
+    parts = [part for one in packed.values() for part in select_shards(one.parts, export.split)]
     index, segments, first_segments = _index_segments(context, export, packed, parts)
     layout = export.lay_out(index)
     if not layout.jobs:
@@ -347,7 +348,9 @@ def _make_export_part(context: StageContext, at: str) -> Part:
             f"({layout.left_out}); at least one is needed; choose another kind, or lower seq_len"
         )
     with open_host_scratch(context) as scratch:
-        shards = tuple(NumberedShard(part.files["shard"], int(part.facts["first_sequence"])) for part in parts)
+        shards = tuple(
+            NumberedShard(part.files["shard"], part.get_details(ShardDetails).first_sequence) for part in parts
+        )
         copies = ShardCopies(context.store.root, shards, scratch, keeps_padding=False)
         opened = ExportShards(copies, first_segments)
         chosen = np.concatenate([segments[job.segments] for job in layout.jobs])

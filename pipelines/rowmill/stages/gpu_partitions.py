@@ -41,6 +41,7 @@ from rowmill.schema.counts import compute_share
 from rowmill.schema.facts import TrainingSplitsFacts, read_facts
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
 from rowmill.schema.rows import PADDING_COLUMN, RowKind
+from rowmill.schema.shard_counts import ShardDetails
 from rowmill.shards import host_scratch, native
 from rowmill.shards.host_scratch import NumberedShard, ShardCopies
 from rowmill.shards.native import find_content_damage, list_padding_tokens
@@ -347,7 +348,9 @@ _WrittenShards = tuple[dict[str, File], list[tuple[str, int, int, int]], int, in
 def write_copied_ranks(context: StageContext, sources: RankSources, names: Sequence[str]) -> Iterator[Part]:
     """Write some ranks' shards, and yield each rank once its content was compared with that of the packed shards."""
     rows = {name: sources.rows[sources.select_rank(_parse_rank(name))] for name in names}
-    shards = tuple(NumberedShard(part.files["shard"], int(part.facts["first_sequence"])) for part in sources.shards)
+    shards = tuple(
+        NumberedShard(part.files["shard"], part.get_details(ShardDetails).first_sequence) for part in sources.shards
+    )
     per_shard = max(1, SHARD_TOKENS // context.recipe.seq_len)
     tasks = {
         name: [
@@ -490,7 +493,8 @@ def publish_gpu_partitions(
         "card": {k: v for k, v in first.card.items() if k != "dataset"},
         "ranks": ranks,
     }
-    domains = {name for one in packed.values() for part in one.parts for name in part.facts.get("domains", ())}
+    shards = [shard for one in packed.values() for part in one.parts if (shard := part.find_details(ShardDetails))]
+    domains = {name for shard in shards for name in shard.domains}
     if domains:
         content["domains"] = sorted(domains)
     context.store.write_sealed(f"{context.folder}/current.json", content)
@@ -501,9 +505,10 @@ def _describe_evaluation_set(context: StageContext, name: str, packed: Manifest)
     """Describe a dataset's shards by split, in the order of its plans, and its tags, for evaluation."""
     shards: dict[str, list[list[Any]]] = {}
     for part in packed.parts:
-        if "shard" in part.files:
+        shard = part.find_details(ShardDetails)
+        if shard is not None:
             file = part.files["shard"]
-            shards.setdefault(part.facts["split"], []).append([file.path, file.rows, file.digest])
+            shards.setdefault(shard.split, []).append([file.path, file.rows, file.digest])
     dataset = context.recipe.datasets.get(name)
     tags = dataset.source.tags if dataset is not None else ()
     return {

@@ -13,6 +13,7 @@ from rowmill.schema import manifest
 from rowmill.schema.example_counts import JoinedExampleDetails
 from rowmill.schema.manifest import Manifest, Part, StageKey
 from rowmill.schema.rows import DOMAIN_FIELD, PADDING_FIELD, SEGMENT_COLUMNS, TREE_FIELDS, RowKind
+from rowmill.schema.shard_counts import select_shards
 from rowmill.shards import native
 from rowmill.sources import SourcePart
 from rowmill.sources.reading import load_part_groups, load_source_parts
@@ -65,7 +66,7 @@ def load_origin(context: StageContext, output: Manifest, stage: str) -> Manifest
 
 def list_train_shards(packed: Mapping[str, Manifest]) -> list[Part]:
     """Return the parts that are train shards, in recipe order: what a shard's number in an index counts."""
-    return [part for one in packed.values() for part in one.parts if part.facts["split"] == "train"]
+    return [part for one in packed.values() for part in select_shards(one.parts, "train")]
 
 
 def count_train_sequences(packed: Mapping[str, Manifest]) -> list[int]:

@@ -1,5 +1,6 @@
 """Source files → parts: every file is read once and cut into parts with digests; columns are not changed."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rowmill import sources
@@ -61,6 +62,11 @@ def prepare_raw_dataset(context: StageContext, *, first_records: int | None = No
     return PreparedStage(outside, lambda: make_raw_dataset(context, scans, groups, identity))
 
 
+def _summarize_source(counts: CountSet, rows: str) -> Sequence[str]:
+    source = counts.get(SourceCounts)
+    return rows, format_count(source.files, "file"), format_count(source.parts, "part")
+
+
 STAGE = StageDeclaration(
     name=RAW_DATASET,
     counts=SourceCounts,
@@ -70,7 +76,7 @@ STAGE = StageDeclaration(
     stats_inputs=StatsInputs(
         count_rows_of(SourceCounts, lambda counts: counts.records, "record"), files={"rejects": "rejects"}
     ),
-    summarize=lambda counts, rows: (rows, format_count(counts.files, "file"), format_count(counts.parts, "part")),
+    summarize=_summarize_source,
 )
 
 

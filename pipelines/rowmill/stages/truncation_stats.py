@@ -313,12 +313,13 @@ def _tabulate_domains(measured: MeasuredExamples) -> dict[str, DisplayTable]:
     return {"domains": DisplayTable(tuple(most_first.columns), tuple(most_first.head(DOMAINS_SHOWN).iter_rows()))}
 
 
-def _summarize_truncation_stats(counts: LengthCounts, rows: str) -> Sequence[str]:
+def _summarize_truncation_stats(counts: CountSet, rows: str) -> Sequence[str]:
     del rows
-    quantiles = [f"{name} {counts.quantiles[name]:,}" for name in ("p50", "p95", "max")]
-    if counts.quantiles["max"] > counts.limit and not counts.overlong_rows:
-        return *quantiles, f"longer than {counts.limit:,} is cut by packing, not truncated"
-    return *quantiles, f"{format_percent(counts.share_overlong())} over {counts.limit:,}"
+    lengths = counts.get(LengthCounts)
+    quantiles = [f"{name} {lengths.quantiles[name]:,}" for name in ("p50", "p95", "max")]
+    if lengths.quantiles["max"] > lengths.limit and not lengths.overlong_rows:
+        return *quantiles, f"longer than {lengths.limit:,} is cut by packing, not truncated"
+    return *quantiles, f"{format_percent(lengths.share_overlong())} over {lengths.limit:,}"
 
 
 STAGE = StageDeclaration(

@@ -36,6 +36,7 @@ from rowmill.schema import manifest
 from rowmill.schema.counts import CountsT
 from rowmill.schema.manifest import File, Manifest, Part, StageKey, get_stage_name
 from rowmill.schema.rows import REJECTED_ROW_COLUMNS, RowKind
+from rowmill.schema.shard_counts import ShardDetails
 from rowmill.schema.source_counts import SourceCounts
 
 if TYPE_CHECKING:
@@ -373,6 +374,7 @@ def read_part_rows(
     def complete(content: pa.Table, part: Part, path: str, row: int) -> pa.Table:
         """Add the columns that a batch lacks, which begins with row n of its file."""
         added: dict[str, Any] = {} if index is None else index.locate(content.column("row_id"))
+        shard = part.find_details(ShardDetails)
         places = content.column("shard_row") if "shard_row" in content.column_names else None
         if table == "rows":
             added["preview"] = preview_rows(content)
@@ -381,11 +383,11 @@ def read_part_rows(
             added |= describe_rejects(content.column("raw"), read_domain)
         elif table == "sequences":
             places = pa.array(range(row, row + len(content)), pa.int64())
-            for name, value in (("shard", path), ("split", part.facts.get("split", ""))):
+            for name, value in (("shard", path), ("split", "" if shard is None else shard.split)):
                 added[name] = pa.repeat(pa.scalar(value, pa.string()), len(content))
         # Shards know only their own rows, manifests where each begins in its split.
-        if places is not None and (table != "sequences" or "first_sequence" in part.facts):
-            first = pa.scalar(int(part.facts["first_sequence"]), pa.int64())
+        if places is not None and (table != "sequences" or shard is not None):
+            first = pa.scalar(part.get_details(ShardDetails).first_sequence, pa.int64())
             added["sequence_id"] = pc.add(places.cast(pa.int64()), first)
         for name, values in added.items():
             if name not in content.column_names:

@@ -395,6 +395,6 @@ STAGE = StageDeclaration(
             near_duplicate_rows.NEAR_DUPLICATES_FILE: "near_duplicate_groups",
         },
     ),
-    summarize=lambda counts, rows: (rows, format_rejected(counts.rejected)),
+    summarize=lambda counts, rows: (rows, format_rejected(counts.get(RowCounts).rejected)),
     compared=(ComparedFact("rows", "kept"), ComparedFact("rejected records", "rejected")),
 )

@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,18 +46,27 @@ from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import DamagedFileError
 from rowmill.core.segment_trees import make_tree_positions
 from rowmill.core.storage import Store, digest_bytes
+from rowmill.kinds.preference import ShardPairCounts
 from rowmill.kinds.shared.splits import SPLITS
 from rowmill.packing import pack_plan
 from rowmill.packing.options import Packing
 from rowmill.packing.pack_plan import ExampleSlices, PlannedTrees, SequencePlan, StreamStretch, count_best_fit
 from rowmill.packing.prefix_trees import SPAN_COLUMNS, SortedPieces, find_cuts, sort_by_tokens
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function, write_table
-from rowmill.schema.content_hash import HASH_MODULUS
+from rowmill.schema.content_hash import format_content_hash
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, RolloutFields
 from rowmill.schema.indexed_shards import ExampleReferences, drop_tokens, list_token_columns, read_sequences
-from rowmill.schema.ledger import REJECTED, sum_counts
+from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import File, Part
 from rowmill.schema.rows import DOMAIN_COLUMN, DOMAIN_FIELD, EXAMPLE_COLUMNS, PADDING_COLUMN, PARENTS_COLUMN
+from rowmill.schema.shard_counts import (
+    FILL_BINS,
+    PackGroupDetails,
+    PackingCounts,
+    ShardDetails,
+    SharedPrefixCounts,
+    name_fill_bin,
+)
 from rowmill.shards import native
 from rowmill.shards.native import drop_padding, list_padding_tokens
 from rowmill.shards.prefix_trees import ExampleTrees, TargetRuns
@@ -78,8 +88,6 @@ SHARD_TOKENS = 2 << 20
 
 IN_MEMORY_TOKENS = 64 << 20
 """Tokens of larger groups are mapped from a scratch file: in memory they would take 5 to 9 bytes each."""
-
-FILL_BINS = 20
 
 VALIDATION_CODE = SPLITS.index("validation")
 
@@ -163,17 +171,17 @@ def _take(examples: pa.Table, name: str, plan: SequencePlan) -> pa.Array:
     return column.values.take(pa.array(places))
 
 
-def count_damaged_pairs(shard: pa.Table, examples: pa.Table) -> dict[str, int]:
-    """Return how many pairs of a shard are not whole in one sequence, and how many have two prompts.
+def count_damaged_pairs(shard: pa.Table, examples: pa.Table) -> ShardPairCounts | None:
+    """Count the pairs of a shard that are not whole in one sequence, and those with two prompts.
 
-    Empty for shards of other rows. `examples` are the columns of the group's examples.
+    None for shards of other rows. `examples` are the columns of the group's examples.
     """
     if SIDE_LENGTHS not in examples.column_names:
-        return {}
+        return None
     lengths = examples.column(SIDE_LENGTHS).combine_chunks()
     is_paired = len(lengths) > 0 and int(lengths.value_lengths().to_numpy().max()) > 1
     if not is_paired or not shard.num_rows:
-        return {"pair_intact": 0, "prompt_identical": 0}
+        return ShardPairCounts()
     examples_of = shard.column("example_ids").combine_chunks()
     sequences = np.repeat(np.arange(len(examples_of)), examples_of.value_lengths().to_numpy())
     names = examples_of.flatten().dictionary_encode().indices.to_numpy()
@@ -190,7 +198,7 @@ def count_damaged_pairs(shard: pa.Table, examples: pa.Table) -> dict[str, int]:
         begin, other = (int(ends[k] - sizes[k]) for k in (first, first + 1))
         same = size == prompts[first + 1] and np.array_equal(ids[begin : begin + size], ids[other : other + size])
         differ += not same
-    return {"pair_intact": len(names) - 2 * len(whole), "prompt_identical": differ}
+    return ShardPairCounts(separated_sides=len(names) - 2 * len(whole), pairs_with_two_prompts=differ)
 
 
 # ── Whether the spans and positions of a written shard follow from its segments ──
@@ -340,11 +348,21 @@ def _take_targets(
 
 @dataclass(frozen=True, slots=True)
 class WrittenShard:
-    """A shard, its lineage, and its counts."""
+    """A shard, its lineage, and what describes it."""
 
     shard: File
     segments: File
-    facts: dict[str, Any]
+    details: ShardDetails
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardCut:
+    """The plan of one shard of a split, its name, and the number of its first sequence among those of the group."""
+
+    split: str
+    name: str
+    first_sequence: int
+    plan: SequencePlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -356,9 +374,9 @@ class ShardWriter:
     tokens: GroupTokens
     first_rows: Ints
 
-    def write_shard(self, cut: tuple[str, str, SequencePlan]) -> WrittenShard:
-        """Write one shard of a split, by name, and its lineage; several may be written at once."""
-        inputs, (split, name, plan) = self.inputs, cut
+    def write_shard(self, cut: ShardCut) -> WrittenShard:
+        """Write one shard and its lineage; several may be written at once."""
+        inputs, split, name, plan = self.inputs, cut.split, cut.name, cut.plan
         store, folder, ignored = self.place.store, self.place.folder, inputs.rules.packing.ignore_token_id
         group_rows = native.count_group_rows(inputs.rules.seq_len)
         table = self._gather(plan)
@@ -403,18 +421,20 @@ class ShardWriter:
         ]  # fmt: skip
         lineage = pa.Table.from_arrays(columns, schema=SEGMENTS)
         segments = write_table(store, f"{folder}/segments/{split}-{name}.arrow", lineage)
-        facts = {
-            "split": split,
-            "sequences": table.num_rows,
-            "segments": len(plan.examples),
-            "tokens": int(plan.ranges[:, 1].sum()),
-            "trained_tokens": int(table.column("trained_tokens").to_numpy().sum()),
-            "padding": int(list_padding_tokens(table).sum()),
-        }
+        domains: list[str] = []
         if DOMAIN_COLUMN in table.column_names:
-            domains = table.column(DOMAIN_COLUMN).combine_chunks().flatten().unique().drop_null()
-            facts["domains"] = sorted(domains.to_pylist())
-        return WrittenShard(shard, segments, facts)
+            domains = table.column(DOMAIN_COLUMN).combine_chunks().flatten().unique().drop_null().to_pylist()
+        details = ShardDetails(
+            split=split,
+            first_sequence=cut.first_sequence,
+            sequences=table.num_rows,
+            segments=len(plan.examples),
+            tokens=int(plan.ranges[:, 1].sum()),
+            trained_tokens=int(table.column("trained_tokens").to_numpy().sum()),
+            padding=int(list_padding_tokens(table).sum()),
+            domains=tuple(sorted(domains)),
+        )
+        return WrittenShard(shard, segments, details)
 
     def _gather(self, plan: SequencePlan) -> pa.Table:
         tokens, inputs, packing = self.tokens, self.inputs, self.inputs.rules.packing
@@ -505,12 +525,13 @@ def read_back(store: Store, shard: File, segments: File) -> tuple[int, pa.Table]
 
 def is_intact(part: Part) -> bool:
     """Whether what was read back is what was to be written; later builds do not reuse other groups."""
-    return not part.facts["damaged"] and part.facts["expected"] == part.facts["found"]
+    counts = part.get_counts(PackingCounts)
+    return not counts.damaged_files and not counts.count_unconserved()
 
 
-@part_function(version=1, is_reusable=is_intact, uses_threads=True)
+@part_function(version=2, is_reusable=is_intact, uses_threads=True)
 def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
-    """Pack one group; the part names its shards in `facts["shards"]`, with a file and a lineage file each."""
+    """Pack one group; the part describes its shards, and has a file, a lineage file and hashes of each."""
     store = place.store
     with _read_group(inputs, place) as (tokens, lengths):
         own_examples = int(lengths.first_rows[inputs.own])
@@ -519,12 +540,12 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
         left = find_left_out(lengths, plans, surplus)
         writer = ShardWriter(inputs, place, tokens, lengths.first_rows)
         parted = [(plan.split, part_sides(plan.plan, tokens.own)) for plan in plans]
-        cuts: list[tuple[str, str, SequencePlan]] = []
+        cuts: list[ShardCut] = []
         for split, plan in parted:
             per_shard = _count_shard_sequences(inputs, plan)
             for number, first in enumerate(range(0, plan.sequences, per_shard)):
                 chosen = plan.select(first, min(first + per_shard, plan.sequences))
-                cuts.append((split, f"part-{number:05d}", chosen))
+                cuts.append(ShardCut(split, f"part-{number:05d}", first, chosen))
         shards = _map_in_threads(place.threads, writer.write_shard, cuts)
         expected = sum(hash_planned_segments(tokens, plan.whole, inputs.rules.packing) for _, plan in parted)
         files: dict[str, File] = {}
@@ -543,9 +564,12 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
         intact = [written.shard for written, (damaged, _) in zip(shards, back, strict=True) if not damaged]
         paired = intact if SIDE_LENGTHS in tokens.own.column_names else []
         again = (drop_padding(read_sequences(store, shard)) for shard in paired)
-        pairs = sum_counts(count_damaged_pairs(table, tokens.own) for table in again)
+        pairs = [counts for table in again if (counts := count_damaged_pairs(table, tokens.own)) is not None]
     joined = join_hashes([hashes for _, hashes in back])
-    fates = Counter(f"{one.state}/{one.reason}" for one in left)
+    is_rejected = [one.state == REJECTED for one in left]
+    reasons = Counter(one.reason for one in compress(left, is_rejected))
+    # Of those that are kept, only some tokens are left out.
+    states = Counter(one.state for one in left if one.state not in (REJECTED, KEPT))
     splits = lengths.splits[:own_examples]
     # What is set aside is counted by the group that packs it.
     entered = splits != SURPLUS_CODE
@@ -553,32 +577,39 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
         entered &= splits != VALIDATION_CODE
     tails = sum(min(int(lengths.trained[one.number]), one.tokens) for one in left if one.state == "tail")
     counted = entered | (splits == SURPLUS_CODE)
-    fills = np.concatenate([plan.plan.tokens for plan in plans] or [np.empty(0, np.int64)]) / inputs.rules.seq_len
+    details = tuple(written.details for written in shards)
     shared = sum(int(one.plan.whole.tokens.sum() - one.plan.tokens.sum()) for one in plans)
-    fill_counts, _ = np.histogram(fills, bins=FILL_BINS, range=(0.0, 1.0))
-    facts = {
-        "tokens": int(lengths.tokens[:own_examples].sum()),
-        "shards": [written.facts for written in shards],
-        "expected": f"{expected % HASH_MODULUS:032x}",
-        "found": f"{joined.sum_content(np.arange(len(joined.tokens))):032x}",
-        "damaged": sum(damaged for damaged, _ in back),
-        "tokens_read": int(lengths.tokens[:own_examples][counted].sum()),
-        "examples": int(counted.sum()),
-        "entered": [int(entered.sum()), int(lengths.trained[:own_examples][entered].sum())],
-        "rejected": sum(count for fate, count in fates.items() if fate.startswith(f"{REJECTED}/")),
-        "trained_lost": sum(plan.trained_lost for plan in plans) + tails,
-        "left_out": dict(sorted(fates.items())),
-        "splits": {split: int((splits[entered] == code).sum()) for code, split in enumerate(SPLITS)},
-        "unlimited": sum(_count_unlimited(inputs.rules, lengths, plan) for plan in plans),
-        "fill": [int(count) for count in fill_counts],
-        # Tokens of examples that are not stored, as others share them.
-        **({"shared": shared} if inputs.rules.packing.share_prefixes else {}),
-        "pairs": pairs,
-    }
-    for i, ((split, name, _), written, (_, table)) in enumerate(zip(cuts, shards, back, strict=True)):
-        hashes = write_table(store, f"{place.folder}/sequences/{split}-{name}.arrow", table)
+    read = int(lengths.tokens[:own_examples][counted].sum())
+    counts = PackingCounts(
+        pack_groups=1,
+        examples=int(counted.sum()),
+        examples_by_split={split: int((splits[entered] == code).sum()) for code, split in enumerate(SPLITS)},
+        entered_examples=int(entered.sum()),
+        entered_trained_tokens=int(lengths.trained[:own_examples][entered].sum()),
+        reasons=dict(sorted(reasons.items())),
+        left_out=dict(sorted(states.items())),
+        lost_trained_tokens=sum(plan.trained_lost for plan in plans) + tails,
+        tokens_left_out=read - sum(shard.tokens for shard in details) - shared,
+        sequences_by_fill=_count_fill(plans, inputs.rules.seq_len),
+        unlimited_sequences=sum(_count_unlimited(inputs.rules, lengths, plan) for plan in plans),
+        is_padded=inputs.pad_id is not None,
+        damaged_files=sum(damaged for damaged, _ in back),
+        content_hash=format_content_hash(joined.sum_content(np.arange(len(joined.tokens)))),
+        planned_hash=format_content_hash(expected),
+    )
+    of_shards = [shard.count(seq_len=inputs.rules.seq_len) for shard in details]
+    saved = [SharedPrefixCounts(tokens_shared=shared)] if inputs.rules.packing.share_prefixes else []
+    for i, (cut, written, (_, table)) in enumerate(zip(cuts, shards, back, strict=True)):
+        hashes = write_table(store, f"{place.folder}/sequences/{cut.split}-{cut.name}.arrow", table)
         files |= {f"shard-{i:05d}": written.shard, f"segments-{i:05d}": written.segments, f"sequences-{i:05d}": hashes}
-    return PartResult(files, facts)
+    return PartResult(files, counts=[counts, *of_shards, *saved, *pairs], details=[PackGroupDetails(shards=details)])
+
+
+def _count_fill(plans: Sequence[SplitPlan], seq_len: int) -> dict[str, int]:
+    """Count sequences by the share of their capacity that holds tokens."""
+    fills = np.concatenate([plan.plan.tokens for plan in plans] or [np.empty(0, np.int64)]) / seq_len
+    counted, _ = np.histogram(fills, bins=FILL_BINS, range=(0.0, 1.0))
+    return {name_fill_bin(number): count for number, count in enumerate(counted.tolist()) if count}
 
 
 ItemT = TypeVar("ItemT")

@@ -12,10 +12,8 @@ groups: the last sequence of a group takes the tokens that it lacks from the fol
 after them.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,30 +27,39 @@ from rowmill.kinds.shared.splits import SPLITS
 from rowmill.packing.pack_plan import StreamStretch, choose_group_tokens, cut_groups, find_stretch, round_up
 from rowmill.parts.context import StageOutput
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.content_hash import HASH_MODULUS, format_content_hash
-from rowmill.schema.counts import compute_share
+from rowmill.schema.counts import CountSet, compute_share
 from rowmill.schema.example_counts import ExampleCounts
-from rowmill.schema.facts import UNCOUNTED, PackedShardsFacts, require_counted
-from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
-from rowmill.schema.manifest import DisplayTable, File, Histogram, Part
+from rowmill.schema.manifest import DisplayTable, File, Histogram, Part, add_up_counts
 from rowmill.schema.rows import SEGMENT_COLUMNS, describe_columns
+from rowmill.schema.shard_counts import (
+    FILL_BINS,
+    PackGroupDetails,
+    PackingCounts,
+    ShardDetails,
+    SharedPrefixCounts,
+    name_fill_bin,
+    select_shards,
+)
 from rowmill.shards import native
 from rowmill.shards.native import find_content_damage
 from rowmill.sources import SourcePart
 from rowmill.stages import inputs
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.inputs import list_example_sources
-from rowmill.stages.packed_shards.pack_group import FILL_BINS, PackGroupInputs, pack_group
+from rowmill.stages.packed_shards.pack_group import PackGroupInputs, pack_group
 from rowmill.stages.packed_shards.split_plans import (
     HeldOutValidation,
     PackingRules,
     get_holdout_size,
     hold_out_validation,
 )
-from rowmill.stats.tables import StatsInputs, count_rows_by_fact
+from rowmill.stats.tables import StatsInputs, count_rows_of
 
-VERSION = 8
-"""Increase it when any shard may hold other bytes, or other facts are counted on the way."""
+FORMAT_VERSION = 8
+"""Increase it when any shard may hold other bytes; every shard names it."""
+
+VERSION = 9
+"""Increase it when shards are counted differently."""
 
 
 def identify_packed_shards(recipe: Recipe, name: str) -> dict[str, Any]:
@@ -62,7 +69,7 @@ def identify_packed_shards(recipe: Recipe, name: str) -> dict[str, Any]:
     return {
         # Absent where it is not asked for, as in recipes from before it.
         **({"domains": True} if recipe.stores_domains else {}),
-        "versions": [VERSION],
+        "versions": [FORMAT_VERSION, VERSION],
         "packing": dataset.packing.model_dump(mode="json"),
         "row_kind": dataset.row_kind,
         "seq_len": recipe.seq_len,
@@ -79,7 +86,7 @@ def build_shard_card(context: StageContext) -> dict[str, Any]:
     attention = "tree" if packing.share_prefixes else "blocked" if packing.block_cross_document_attention else "open"
     own = {
         "format": "native",
-        "format_version": VERSION,
+        "format_version": FORMAT_VERSION,
         "seq_len": context.recipe.seq_len,
         "attention": attention,
         "recipe": context.recipe.name,
@@ -240,68 +247,31 @@ def make_packed_shards(context: StageContext) -> StageOutput:
         maps.append(context.map(pack_group, plan_held_group(context, held_out, maps[0].parts)))
         if context.dataset.packing.layout == "index":
             side += [
-                Part(group.fingerprint, {"held": group.files["held"]}, _NO_SPLIT)
+                Part(group.fingerprint, {"held": group.files["held"]})
                 for group in maps[0].parts
                 if "held" in group.files
             ]
         place = context.place("moved", held_out.moved)
-        side.append(Part(place.fingerprint, {"moved": place.write("moved", held_out.moved)}, _NO_SPLIT))
+        side.append(Part(place.fingerprint, {"moved": place.write("moved", held_out.moved)}))
     groups = [group for made in maps for group in made.parts]
     shards = _list_shards(groups)
     left = [one for one in groups if "left_out" in one.files]
-    parts = [*shards, *(Part(one.fingerprint, {"left_out": one.files["left_out"]}, _NO_SPLIT) for one in left)]
-    sequences, segments, planned, trained = (sum(int(part.facts[name]) for part in shards) for name in _COUNTS)
-    total = sum(int(group.facts["tokens_read"]) for group in groups)
-    states = sum((Counter(group.facts["left_out"]) for group in groups), Counter[str]())
-    fates = {(state, reason): states[f"{state}/{reason}"] for state, reason in _FATES}
-    kept = sum(int(group.facts["examples"]) for group in groups) - sum(fates.values())
-    # What was held out and then not needed counts neither as lost nor as entered.
-    entered, entered_trained = (sum(int(group.facts["entered"][i]) for group in groups) for i in (0, 1))
-    rejected, lost = (sum(int(group.facts[name]) for group in groups) for name in ("rejected", "trained_lost"))
-    losses = {"examples": (rejected, entered), "trained_tokens": (min(entered_trained, lost), entered_trained)}
-    found = _add_group_hashes(groups, "found")
-    shares = context.dataset.packing.share_prefixes
-    shared = sum(int(group.facts["shared"]) for group in groups) if shares else 0
-    padding = sum(int(part.facts["padding"]) for part in shards)
-    is_padded = context.recipe.segment_multiple_of > 1
-    fills = np.sum([group.facts["fill"] for group in groups], axis=0) if groups else np.zeros(FILL_BINS, np.int64)
-    edges = accumulate([1] * FILL_BINS, initial=0)
+    parts = [*shards, *(Part(one.fingerprint, {"left_out": one.files["left_out"]}) for one in left)]
+    counts = add_up_counts(groups, PackingCounts())
+    packing, saved = counts.get(PackingCounts), counts.find(SharedPrefixCounts)
+    fills = [packing.sequences_by_fill.get(name_fill_bin(number), 0) for number in range(FILL_BINS)]
+    edges = tuple(number / FILL_BINS for number in range(FILL_BINS + 1))
     return StageOutput(
         parts=[*parts, *side],
-        facts=PackedShardsFacts(
-            conservation=int(found != _add_group_hashes(groups, "expected")),
-            shard_digests=sum(int(group.facts["damaged"]) for group in groups),
-            fill=compute_share(planned, sequences * context.recipe.seq_len) if sequences else 1,
-            limit_cost=compute_share(sequences - sum(int(group.facts["unlimited"]) for group in groups), sequences),
-            packing_loss=max(compute_share(*of) for of in losses.values()) if losses["examples"][1] else None,
-            packing_losses=losses,
-            pack_groups=len(groups),
-            sequences=sequences,
-            segments=segments,
-            tokens=planned,
-            trained_tokens=trained,
-            tokens_left_out=total - planned - shared,
-            content_hash=format_content_hash(found),
-            padding=padding,
-            padding_share=compute_share(padding, planned + padding) if is_padded else None,
-            tokens_shared=shared if shares else UNCOUNTED,
-            **sum_counts(group.facts["pairs"] for group in groups),
-        ),
-        ledger=[(KEPT, "", kept), *((*fate, count) for fate, count in fates.items() if count)],
+        counts=counts,
+        ledger=packing.list_ledger(),
         token_ledger=[
-            *([("all", "dropped", total - planned - shared)] if total > planned + shared else []),
-            *([("all", "shared", shared)] if shares else []),
-            *([("all", "padding", padding)] if is_padded else []),
+            *([("all", "dropped", packing.tokens_left_out)] if packing.tokens_left_out > 0 else []),
+            *([] if saved is None else [("all", "shared", saved.tokens_shared)]),
+            *([("all", "padding", packing.padding)] if packing.is_padded else []),
         ],
-        tables=_tabulate_splits(context, groups, shards),
-        histograms={
-            "fill": Histogram(
-                "fill",
-                "share of seq_len",
-                tuple(edge / FILL_BINS for edge in edges),
-                tuple(int(count) for count in fills),
-            )
-        },
+        tables=_tabulate_splits(context, packing, shards),
+        histograms={"fill": Histogram("fill", "share of seq_len", edges, tuple(fills))},
         schema=inputs.list_shard_columns(context.recipe, context.dataset.row_kind),
         card=build_shard_card(context),
         parts_reused=sum(made.reused for made in maps),
@@ -312,34 +282,42 @@ def make_packed_shards(context: StageContext) -> StageOutput:
 def _list_shards(groups: Sequence[Part]) -> list[Part]:
     """Return a part per shard, by split and in the order of groups.
 
-    A shard's facts say where its sequences begin in their split, which depends on all earlier groups.
+    Its details say where its sequences begin in their split, which depends on all earlier groups.
     """
     parts: list[Part] = []
     for split in SPLITS:
         first = 0
         for group in groups:
-            for number, facts in enumerate(group.facts["shards"]):
-                if facts["split"] == split:
+            for number, shard in enumerate(group.get_details(PackGroupDetails).shards):
+                if shard.split == split:
                     files = {name: group.files[f"{name}-{number:05d}"] for name in ("shard", "segments", "sequences")}
-                    parts.append(Part(group.fingerprint, files, {**facts, "first_sequence": first}))
-                    first += int(facts["sequences"])
+                    details = replace(shard, first_sequence=first)
+                    parts.append(Part(group.fingerprint, files, details={ShardDetails.__name__: details.to_json()}))
+                    first += shard.sequences
     return parts
 
 
-def _tabulate_splits(context: StageContext, groups: Sequence[Part], shards: Sequence[Part]) -> dict[str, DisplayTable]:
+def _tabulate_splits(context: StageContext, packing: PackingCounts, shards: Sequence[Part]) -> dict[str, DisplayTable]:
     """Tabulate examples and sequences by split, and how full sequences are."""
     rows: list[tuple[Any, ...]] = []
     lines: list[tuple[Any, ...]] = []
     for split in SPLITS:
-        own = [part.facts for part in shards if part.facts["split"] == split]
-        sequences, segments, tokens, trained = (sum(int(facts[name]) for facts in own) for name in _COUNTS)
-        examples = sum(int(group.facts["splits"][split]) for group in groups)
+        own = PackingCounts.add_up(
+            [
+                PackingCounts(),
+                *(
+                    part.get_details(ShardDetails).count(seq_len=context.recipe.seq_len)
+                    for part in select_shards(shards, split)
+                ),
+            ]
+        )
+        examples = packing.examples_by_split.get(split, 0)
         if examples:
-            rows.append((context.dataset_name, split, examples, sequences, trained))
-        if sequences:
-            fill = compute_share(tokens, sequences * context.recipe.seq_len)
-            each = round(segments / sequences, 2)
-            lines.append((split, sequences, each, tokens, fill, compute_share(trained, tokens)))
+            rows.append((context.dataset_name, split, examples, own.sequences, own.trained_tokens))
+        if own.sequences:
+            each = round(own.segments / own.sequences, 2)
+            share = compute_share(own.trained_tokens, own.tokens)
+            lines.append((split, own.sequences, each, own.tokens, own.share_filled(), share))
     return {
         "splits": DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
         "packing": DisplayTable(
@@ -348,33 +326,19 @@ def _tabulate_splits(context: StageContext, groups: Sequence[Part], shards: Sequ
     }
 
 
-_COUNTS = ("sequences", "segments", "tokens", "trained_tokens")
-
-_NO_SPLIT = {"split": ""}
-"""The facts of parts that are not shards."""
-
-
-_FATES = ((REJECTED, "overlong"), (REJECTED, "no_loss_tokens"), ("tail", ""), ("validation_surplus", ""))
-"""How an example can end at this stage without a token in any sequence: state and reason."""
-
-
-def _add_group_hashes(groups: Sequence[Part], name: str) -> int:
-    return sum(int(group.facts[name], 16) for group in groups) % HASH_MODULUS
-
-
 SHARED_TOKEN_BYTES = 12
 """What a token would take if it stood once more: its id, label and position, before compression."""
 
 
-def _summarize_packed_shards(facts: PackedShardsFacts, rows: str) -> Sequence[str]:
-    shared = require_counted(facts.tokens_shared) if facts.tokens_shared else 0
+def _summarize_packed_shards(counts: CountSet, rows: str) -> Sequence[str]:
+    shared = counts.get(SharedPrefixCounts).tokens_shared
     saved = f"sharing saves {shared:,} tokens, {format_size(SHARED_TOKEN_BYTES * shared)}" if shared else ""
-    return rows, f"{format_percent(facts.fill)} full", saved
+    return rows, f"{format_percent(counts.get(PackingCounts).share_filled())} full", saved
 
 
 STAGE = StageDeclaration(
     name=PACKED_SHARDS,
-    facts=PackedShardsFacts,
+    counts=PackingCounts,
     description="Examples packed into sequences of at most seq_len tokens, as Parquet.",
     identity=identify_packed_shards,
     prepare=lambda context: PreparedStage((), lambda: make_packed_shards(context)),
@@ -385,13 +349,13 @@ STAGE = StageDeclaration(
     divides_into_shares=True,
     uses_all_cores=True,
     stats_inputs=StatsInputs(
-        count_rows_by_fact("sequences", "sequence"),
+        count_rows_of(PackingCounts, lambda counts: counts.sequences, "sequence"),
         files={"shard": "sequences", "segments": "segments", "left_out": "left_out"},
     ),
     summarize=_summarize_packed_shards,
     compared=(ComparedFact("sequences", "sequences"), ComparedFact("fill", "fill", is_share=True)),
     find_content_damage=lambda store, output: find_content_damage(
-        store, "/".join(output.key), output.files("shard"), str(output.facts["content_hash"])
+        store, "/".join(output.key), output.files("shard"), output.get_counts(PackingCounts).content_hash
     ),
     list_shared_inputs=lambda made: (TOKENIZED_EXAMPLES,) if "example_files" in dict(made.schema) else (),
 )

@@ -4,7 +4,7 @@ The tokenizer is loaded through `transformers` once and stored as data under the
 builds need neither that library nor its two seconds.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -264,6 +264,12 @@ def require_tokenizer_ready(context: StageContext) -> None:
         share_template(spec, context.dataset.format.get_token_options().assistant_roles)
 
 
+def _summarize_examples(counts: CountSet, rows: str) -> Sequence[str]:
+    examples = counts.get(ExampleCounts)
+    tokens, trained = format_count(examples.tokens, "token"), f"{format_percent(examples.trained_share)} trained"
+    return rows, tokens, trained, format_rejected(examples.rejected)
+
+
 STAGE = StageDeclaration(
     name=TOKENIZED_EXAMPLES,
     counts=ExampleCounts,
@@ -279,12 +285,7 @@ STAGE = StageDeclaration(
         count_rows_of(ExampleCounts, lambda counts: counts.examples, "example"),
         files={"examples": "examples", "rejects": "rejects"},
     ),
-    summarize=lambda counts, rows: (
-        rows,
-        format_count(counts.tokens, "token"),
-        f"{format_percent(counts.trained_share)} trained",
-        format_rejected(counts.rejected),
-    ),
+    summarize=_summarize_examples,
     compared=(
         ComparedFact("examples", "examples"),
         ComparedFact("tokens", "tokens"),

@@ -32,6 +32,7 @@ from rowmill.schema.counts import compute_share
 from rowmill.schema.manifest import Manifest
 from rowmill.schema.row_counts import RowCounts, TimeSplitCounts
 from rowmill.schema.rows import TREE_COLUMNS, Rejected
+from rowmill.schema.shard_counts import ShardDetails, select_shards
 from rowmill.shards import native
 from rowmill.shards.native import read_unpadded
 from rowmill.stages.base import StageContext
@@ -242,8 +243,8 @@ def _measure_near_duplicates(
         dataset = context.recipe.datasets[name]
         near.append(require_joint_kind(dataset.format).find_near_rows(context, dataset, sources[name].canonical))
     parts = [part for name, one in packed.items() if name not in joint for part in one.parts if "shard" in part.files]
-    train = [part.files["shard"] for part in parts if part.facts["split"] == "train"]
-    others = [part.files["shard"] for part in parts if part.facts["split"] != "train"]
+    train = [part.files["shard"] for part in select_shards(parts, "train")]
+    others = [part.files["shard"] for part in parts if part.get_details(ShardDetails).split != "train"]
     size = sum(file.bytes for file in others)
     sampled = list(context.pool.map(partial(sample_held_out, context.store), others, size_bytes=size))
     segment_names = [name for ids, _, _ in sampled for name in ids]

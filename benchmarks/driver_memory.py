@@ -42,7 +42,9 @@ from rowmill.recipe.recipe import Recipe, parse_recipe
 from rowmill.schema.counts import CountSet
 from rowmill.schema.example_counts import ExampleCounts
 from rowmill.schema.ledger import KEPT, LEDGER_SCHEMA
+from rowmill.schema.length_counts import LengthCounts
 from rowmill.schema.manifest import File, Manifest, Part, read_manifest
+from rowmill.schema.order_counts import OrderCounts
 from rowmill.schema.row_counts import MessageCounts, RowCounts
 from rowmill.schema.rows import REJECT_SCHEMA, make_row_schema
 from rowmill.stages import truncation_stats
@@ -237,7 +239,7 @@ def measure_lengths(folder: Path, count: int) -> dict[str, Any]:
     key = (context.recipe.name, "a", TOKENIZED_EXAMPLES)
     examples = Manifest(key, TOKENIZED_EXAMPLES, "f", "c", {}, parts, {})
     found = measure_step(lambda: truncation_stats.make_truncation_stats(replace(context, inputs={key: examples})))
-    return {"examples": found.pop("result").facts.examples, "parts": len(parts), **found}
+    return {"examples": found.pop("result").counts.get(LengthCounts).examples, "parts": len(parts), **found}
 
 
 def _write_lengths(context: StageContext, first: int, rows: int) -> Part:
@@ -272,11 +274,11 @@ def _order_sequences(context: StageContext, sizes: dict[str, int], sequences: tr
     steps = rank_assignment.plan_steps(
         context.recipe.partitions, mixed.epoch_offsets, batch_sizes=mixture.batch_sizes, steps=None
     )
-    source = training_splits.OrderSource(mixed, steps, sequences, tuple(sizes.values()), 8, "trained_tokens")
+    source = training_splits.OrderSource(mixed, steps, sequences, sizes, 8, "trained_tokens")
     written = training_splits.write_order(context, source, ("bench", sizes))
     states = training_splits.find_sequence_states(context.store, source, written)
-    training_splits.tabulate_schedule(list(sizes), source, written, *states)
-    return sum(int(part.facts["places"]) for part in written.parts)
+    training_splits.tabulate_schedule(source, written, *states)
+    return written.counts.get(OrderCounts).places
 
 
 def _write_sequences(path: Path, count: int) -> None:

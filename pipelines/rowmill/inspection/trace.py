@@ -36,6 +36,7 @@ from rowmill.schema import manifest
 from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS
 from rowmill.schema.indexed_shards import read_sequences
 from rowmill.schema.manifest import Manifest, StageKey
+from rowmill.schema.order_counts import OrderCounts
 from rowmill.schema.rows import PARENTS_COLUMN, is_row_id, parse_row_id
 from rowmill.schema.shard_counts import ShardDetails
 from rowmill.shards.native import drop_padding
@@ -415,7 +416,7 @@ def list_step(store: Store, splits: Manifest, *, world_size: int, step: int) -> 
     order = inputs.load_order(store, splits, ("dataset", "sequence_id", "pass", "step"))
     places = np.flatnonzero(view_numbers(order.column("step")) == step)
     if not len(places):
-        steps = int(splits.facts["steps"])
+        steps = splits.get_counts(OrderCounts).steps
         raise ConfigError(
             f"step {step}: the order has {format_count(steps, 'step')}; expected 0 to {steps - 1}; name one"
         )

@@ -34,12 +34,12 @@ from rowmill.schema.counts import CountsT
 from rowmill.schema.example_counts import ExampleCounts
 from rowmill.schema.facts import (
     FactsT,
-    TrainingSplitsFacts,
     read_facts,
 )
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.length_counts import LengthCounts
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
+from rowmill.schema.order_counts import OrderCounts
 from rowmill.schema.row_counts import RowCounts
 from rowmill.schema.shard_counts import PackingCounts
 from rowmill.stats.views import describe_estimate
@@ -216,7 +216,7 @@ class BuildView:
         splits = self.find_output(None, TRAINING_SPLITS)
         if splits is None:
             return []
-        order = read_facts(TrainingSplitsFacts, splits.facts)
+        order = splits.get_counts(OrderCounts)
         shown = f"{format_count(order.places, 'sequence')} in {format_count(order.steps, 'step')}"
         padding = 1 - order.tokens / max(order.places * self.project.recipe.seq_len, 1)
         fillers = f", {format_count(order.fillers, 'filler sequence')} included" if order.fillers else ""

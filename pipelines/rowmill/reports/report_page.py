@@ -36,8 +36,8 @@ from rowmill.reports import console, flows, plots
 from rowmill.reports.build_view import BuildView, describe_changes, list_tables, load_build_view, tabulate_changes
 from rowmill.reports.links import ReportLinks
 from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS, WEIGHT_COLUMN
-from rowmill.schema.facts import TrainingSplitsFacts
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
+from rowmill.schema.order_counts import OrderCounts
 from rowmill.stages.base import StageContext
 from rowmill.stages.gpu_partitions import GpuPartitionsFacts
 from rowmill.tokenization import stored_tokenizers
@@ -118,7 +118,7 @@ def render_report_body(build: BuildView, links: ReportLinks) -> str:
     recipe, encoders = build.project.recipe, _open_encoders(build)
     # What training will see, as pairs of a value and its name.
     headline: list[tuple[str, str]] = []
-    order = build.find_facts(None, TRAINING_SPLITS, TrainingSplitsFacts)
+    order = build.find_counts(None, TRAINING_SPLITS, OrderCounts)
     ranks = build.find_facts(None, GPU_PARTITIONS, GpuPartitionsFacts)
     if order is not None:
         headline = [

@@ -1,6 +1,6 @@
 """What an output is counted by: the numbers that its checks hold against bounds, and that others read by name.
 
-    TrainingSplitsFacts(tokens=2, …) ─name_facts─► Manifest.values {"tokens": 2, …} ─read_facts─► the same
+    ParsedRecordsFacts(kept=2, …) ─name_facts─► Manifest.values {"kept": 2, …} ─read_facts─► the same
 
 A fact is a number that is compared, or a few more that people are shown. None says that its check has nothing to ask
 of this output.
@@ -24,32 +24,6 @@ def name_facts(facts: "DataclassInstance") -> dict[str, Any]:
 def read_facts(kind: type[FactsT], stored: Mapping[str, Any]) -> FactsT:
     """Return the facts that a manifest stores, as a stage declares them."""
     return kind(**stored)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingSplitsFacts:
-    """What an order of sequences is counted by."""
-
-    same_row: int
-    same_group: int | None
-    same_prompt: float | None
-    time_order: int | None
-    near_duplicate: float | None
-    split_share: float
-    mixture_share: float
-    order_nonempty: int
-    dropped_share: float
-    filler_share: float
-    rank_balance: float
-    empty_step: int | None
-    sequences: int
-    places: int
-    fillers: int
-    steps: int
-    tokens: int
-    trained_tokens: int
-    flops: int | None
-    """What all sequences of the order cost, counted where ranks are balanced by it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,9 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.content_hash import HASH_MODULUS, format_content_hash
 from rowmill.schema.counts import compute_share
-from rowmill.schema.facts import TrainingSplitsFacts, read_facts
+from rowmill.schema.facts import read_facts
 from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
+from rowmill.schema.order_counts import OrderCounts
 from rowmill.schema.rows import PADDING_COLUMN, RowKind
 from rowmill.schema.shard_counts import ShardDetails
 from rowmill.shards import host_scratch, native
@@ -454,7 +455,7 @@ def publish_gpu_partitions(
             "sequences": part.facts["sequences"],
             **({"filler": described["filler"]} if "filler" in described else {}),
         }
-    order = read_facts(TrainingSplitsFacts, splits.facts)
+    order = splits.get_counts(OrderCounts)
     packed = {name: context.inputs[(context.recipe.name, name, PACKED_SHARDS)] for name in splits.card["datasets"]}
     first = next(iter(packed.values()))
     content = {

@@ -25,6 +25,7 @@ from rowmill.reports import report_page
 from rowmill.reports.links import ROW_ID
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.ledger import REASON_DESCRIPTIONS, REJECT_REASONS
+from rowmill.schema.order_counts import OrderCounts
 from rowmill.schema.rows import is_row_id, parse_row_id
 from rowmill.viewer import lists
 from rowmill.viewer.builds import Build, Builds
@@ -101,7 +102,7 @@ def show_recipes(builds: Builds) -> str:
                 "name": name,
                 "error": "",
                 "verdict": build.verdict if built else ("!", "look", f"Not built yet: run rowmill build {name}"),
-                "tokens": "" if order is None else f"{int(order.facts['tokens']):,}",
+                "tokens": "" if order is None else f"{order.get_counts(OrderCounts).tokens:,}",
                 "passed": passed,
                 "failed": build.failed,
                 "built": format_time(max(built)) if built else "",
@@ -429,7 +430,7 @@ def show_step(builds: Builds, build: Build, number: str) -> str:
         build=build,
         to=Links(build),
         step=int(number),
-        steps=int(splits.facts["steps"]),
+        steps=splits.get_counts(OrderCounts).steps,
         ranks=sorted(by_rank.items()),
         shares=sorted(shares.items(), key=lambda pair: -sum(pair[1])),
         has_domains=any(domain for _, domain in shares),

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -28,8 +27,15 @@ from rowmill.kinds.joint_rows import require_joint_kind
 from rowmill.kinds.shared.splits import SPLITS, Boundaries, Splitter
 from rowmill.parts.context import scan_rows
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.counts import compute_share
+from rowmill.schema.counts import Counts
 from rowmill.schema.manifest import Manifest
+from rowmill.schema.order_counts import (
+    GroupLeakCounts,
+    NearDuplicateLeakCounts,
+    PromptLeakCounts,
+    RowLeakCounts,
+    TimeLeakCounts,
+)
 from rowmill.schema.row_counts import RowCounts, TimeSplitCounts
 from rowmill.schema.rows import TREE_COLUMNS, Rejected
 from rowmill.schema.shard_counts import ShardDetails, select_shards
@@ -87,14 +93,14 @@ _ROW_COLUMNS = ("row_id", "dataset", "content_hash", "split", "group_key", "prom
 
 @dataclass(slots=True)
 class LeakReport:
-    """The facts of the leak checks, and sample ids."""
+    """The counts of leaks, and sample ids by check; a leak that no dataset can have is not counted."""
 
-    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    counts: list[Counts] = field(default_factory=list[Counts])
     samples: dict[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
 
-    def note(self, check: str, value: float, ids: Sequence[str]) -> None:
-        """Store a check's fact and the first ids."""
-        self.facts[check] = value
+    def note(self, check: str, counts: Counts, ids: Sequence[str]) -> None:
+        """Store what a check is computed from, and the first ids."""
+        self.counts.append(counts)
         if ids:
             self.samples[check] = tuple(ids[:MAX_SAMPLE_IDS])
 
@@ -106,11 +112,11 @@ def find_leaks(context: StageContext, packed: Mapping[str, Manifest]) -> LeakRep
     frames = [frame for source in sources.values() if (frame := source.rows(context.store)) is not None]
     rows = pl.concat(frames) if frames else pl.LazyFrame(schema=dict.fromkeys(_ROW_COLUMNS, pl.String))
     held_out = rows.filter(pl.col("split") != "train")
-    _count_split_overlaps(leaks, "same_row", rows, held_out, ["content_hash"])
+    same, ids = _find_split_overlaps(rows, held_out, ["content_hash"])
+    leaks.note("same_row", RowLeakCounts(contents_in_two_splits=same), ids)
     if any(dataset.format.has_groups(dataset) for dataset in context.recipe.datasets.values()):
-        _count_split_overlaps(leaks, "same_group", rows, held_out, ["dataset", "group_key"])
-    else:
-        leaks.facts["same_group"] = None
+        same, ids = _find_split_overlaps(rows, held_out, ["dataset", "group_key"])
+        leaks.note("same_group", GroupLeakCounts(groups_in_two_splits=same), ids)
     joint = list_joint_datasets(context.recipe)
     if len(joint) < len(context.recipe.datasets):
         # Rows that share examples have no prompts.
@@ -121,15 +127,11 @@ def find_leaks(context: StageContext, packed: Mapping[str, Manifest]) -> LeakRep
         leaked = named.join(asked.lazy(), on="prompt_hash", how="semi")
         leaks.note(
             "same_prompt",
-            compute_share(_count_lazy_rows(leaked), _count_lazy_rows(prompted)),
+            PromptLeakCounts(compared_rows=_count_lazy_rows(prompted), rows_with_train_prompt=_count_lazy_rows(leaked)),
             _list_leaked_rows(prompted, asked, ["prompt_hash"]),
         )
-    else:
-        leaks.facts["same_prompt"] = None
     if any(dataset.splits.time_key is not None for dataset in context.recipe.datasets.values()):
         _count_time_leaks(leaks, context, sources)
-    else:
-        leaks.facts["time_order"] = None
     _measure_near_duplicates(leaks, context, packed, sources)
     counts = rows.group_by("dataset", "split").len().collect(engine="streaming")
     worst = 0.0
@@ -146,7 +148,7 @@ def find_leaks(context: StageContext, packed: Mapping[str, Manifest]) -> LeakRep
             if split in of_source or (split == "validation" and sources[name].moved):
                 continue
             worst = max(worst, abs(own.get(split, 0) - float(dataset.splits.wanted_rows(split, total))) / total)
-    leaks.facts["split_share"] = round(worst, 9)
+    leaks.counts.append(RowLeakCounts(largest_split_error=round(worst, 9)))
     return leaks
 
 
@@ -181,14 +183,12 @@ def list_joint_datasets(recipe: Recipe) -> list[str]:
     return [name for name, dataset in recipe.datasets.items() if dataset.joins_rows]
 
 
-def _count_split_overlaps(
-    leaks: LeakReport, check: str, rows: pl.LazyFrame, held: pl.LazyFrame, key: list[str]
-) -> None:
-    """Count keys with rows in more than one split; only keys outside train can be such."""
+def _find_split_overlaps(rows: pl.LazyFrame, held: pl.LazyFrame, key: list[str]) -> tuple[int, list[str]]:
+    """Return how many keys have rows in more than one split, and rows of the first; only keys outside train can."""
     named = held.filter(pl.col(key[-1]).is_not_null()).select(key).unique()
     splits = rows.select([*key, "split"]).join(named, on=key, how="semi").group_by(key).agg(pl.col("split").n_unique())
     leaked = splits.filter(pl.col("split") > 1).select(key).collect(engine="streaming")
-    leaks.note(check, len(leaked), _list_leaked_rows(held, leaked, key))
+    return len(leaked), _list_leaked_rows(held, leaked, key)
 
 
 def _count_lazy_rows(rows: pl.LazyFrame) -> int:
@@ -230,7 +230,7 @@ def _count_time_leaks(leaks: LeakReport, context: StageContext, sources: Mapping
                     early.append(row_id)
             count += len(early)
             found += early[: MAX_SAMPLE_IDS - len(found)]
-    leaks.note("time_order", count, found)
+    leaks.note("time_order", TimeLeakCounts(early_rows=count), found)
 
 
 def _measure_near_duplicates(
@@ -267,10 +267,9 @@ def _measure_near_duplicates(
     names = list(compress(numbers, is_near.tolist()))
     names += [row_id for one in near for row_id in one.row_ids]
     examples = len(numbers) + sum(one.compared for one in near)
-    if not examples and len(joint) == len(packed):
-        leaks.facts["near_duplicate"] = None
-    else:
-        leaks.note("near_duplicate", compute_share(len(names), examples), names)
+    if examples or len(joint) < len(packed):
+        counts = NearDuplicateLeakCounts(compared_examples=examples, near_train_examples=len(names))
+        leaks.note("near_duplicate", counts, names)
 
 
 def sample_held_out(store: Store, shard: File) -> "tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]":

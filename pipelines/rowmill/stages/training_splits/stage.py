@@ -18,6 +18,7 @@ million of them are sent to the workers, more are a file that the workers of a h
     chats    not_scheduled          5    2,559     never reached
 """
 
+import math
 import shutil
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -26,10 +27,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Literal
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
@@ -44,18 +44,18 @@ from rowmill.packing.rank_assignment import FILLER, StepPlan
 from rowmill.parts.context import StageOutput, open_host_scratch
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.counts import compute_share
-from rowmill.schema.facts import TrainingSplitsFacts
+from rowmill.schema.counts import CountSet, compute_share
 from rowmill.schema.ledger import KEPT
-from rowmill.schema.manifest import DisplayTable, File, Histogram, Manifest, Part
+from rowmill.schema.manifest import DisplayTable, File, Histogram, Manifest, Part, add_up_counts
+from rowmill.schema.order_counts import CostCounts, OrderBlockDetails, OrderCounts
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.inputs import count_train_sequences, list_train_shards, open_joined_shards
 from rowmill.stages.training_splits import leakage
-from rowmill.stats.tables import StatsInputs, count_rows_by_fact
+from rowmill.stats.tables import StatsInputs, count_rows_of
 
 SENT_SEQUENCES: Final = 1 << 20
-"""As many sequences are sent to the workers, 24 MB; the facts of more are in a file."""
+"""As many sequences are sent to the workers, 24 MB; more are in a file."""
 
 SEQUENCE_DTYPE = np.dtype(
     [
@@ -97,7 +97,7 @@ def _fetch(root: str, relative: str, path: str) -> None:
 
 @contextmanager
 def open_sequences(context: StageContext, packed: Mapping[str, Manifest]) -> Generator[SequenceTable]:
-    """Lend the facts of all train sequences."""
+    """Lend all train sequences."""
     partitions = context.recipe.partitions
     shards = [part.files["shard"] for part in list_train_shards(packed)]
     count, size = sum(shard.rows for shard in shards), sum(shard.bytes for shard in shards)
@@ -150,17 +150,26 @@ ORDER_SCHEMA = make_required_schema(
 """A line is a place, in order. `dataset` is its number in recipe order; a filler has dataset and sequence −1."""
 
 
+Load = Literal["tokens", "trained_tokens", "flops"]
+"""What the ranks of a step are balanced by."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OrderSource:
-    """What all blocks are made of; `sizes` are the train sequences of each dataset."""
+    """What all blocks are made of; `sizes` are the train sequences of each dataset, in recipe order."""
 
     schedule: SampleSchedule
     steps: StepPlan
     sequences: SequenceTable
-    sizes: Sequence[int]
+    sizes: Mapping[str, int]
     world_size: int
-    load: str
+    load: Load
     """The column of `rank_steps` that ranks are balanced by."""
+
+    @property
+    def first_sequences(self) -> Ints:
+        """The number of each dataset's first sequence among those of all, and the end: int64[D + 1]."""
+        return compute_offsets([*self.sizes.values()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +199,11 @@ class BlockInputs(PartInputs):
 class WrittenOrder:
     """The parts with the order's files, and counts over all blocks.
 
-    sequences int64[D], places of each dataset · tokens, trained_tokens int64[D], of these places · labels int64[B, D],
-    positions of each dataset in each block of the mixture, as they were made
+    `labels` int64[B, D] are the positions of each dataset in each block of the mixture, as they were made.
     """
 
     parts: Sequence[Part]
-    sequences: Ints
-    tokens: Ints
-    trained_tokens: Ints
+    counts: CountSet
     labels: Ints
 
 
@@ -206,14 +212,11 @@ def write_order(context: StageContext, source: OrderSource, identity: Sequence[A
     made = context.map(write_order_block, list(_cut_order(source, digest_json(*identity))), shared=source).parts
     labels = np.zeros((len(source.schedule.block_offsets) - 1, len(source.sizes)), np.int64)
     for part in made:
-        counts = np.array(part.facts["labels"], np.int64).reshape(-1, len(source.sizes))
-        first = int(part.facts["first_block"])
-        labels[first : first + len(counts)] += counts
-    counted = ("sequences", "tokens", "trained_tokens")
-    sums = {name: np.sum([part.facts["of_datasets"][name] for part in made], axis=0) for name in counted}
-    kept = ("places", "fillers")
-    parts = [Part(one.fingerprint, one.files, {k: one.facts[k] for k in kept}) for one in made if one.files]
-    return WrittenOrder(parts, labels=labels, **sums)
+        block = part.get_details(OrderBlockDetails)
+        own = np.array(block.labels, np.int64).reshape(-1, len(source.sizes))
+        labels[block.first_block : block.first_block + len(own)] += own
+    parts = [Part(one.fingerprint, one.files, counts=one.counts) for one in made if one.files]
+    return WrittenOrder(parts, add_up_counts(made, OrderCounts()), labels)
 
 
 def _cut_order(source: OrderSource, order: str) -> Iterator[BlockInputs]:
@@ -233,57 +236,68 @@ def _cut_order(source: OrderSource, order: str) -> Iterator[BlockInputs]:
         yield BlockInputs(order, *block)
 
 
-@part_function(version=1)
+@part_function(version=2)
 def write_order_block(inputs: BlockInputs, place: PartPlace, source: OrderSource) -> PartResult:
     """Write the places of a block, and the totals of each rank and step; a block without steps is only counted."""
     order = source.schedule.take(inputs.begin, inputs.end)
     first_block, labels = source.schedule.count_datasets(inputs.begin, order.datasets)
-    facts = source.sequences.load()[compute_offsets(source.sizes)[order.datasets] + order.items]
+    sequences = source.sequences.load()[source.first_sequences[order.datasets] + order.items]
+    loads = sequences[source.load]
     dealt = rank_assignment.assign_places(
-        source.steps, inputs.first_step, inputs.end_step, lambda positions: facts[source.load][positions - inputs.begin]
+        source.steps, inputs.first_step, inputs.end_step, lambda positions: loads[positions - inputs.begin]
     )
     is_filler = dealt.order == FILLER
     shown = dealt.order[~is_filler] - inputs.begin
-    width = len(source.sizes)
-    counted = {
-        "places": len(dealt.order),
-        "fillers": int(is_filler.sum()),
-        "first_block": first_block,
-        "labels": labels.ravel().tolist(),
-        "of_datasets": {
-            "sequences": np.bincount(order.datasets[shown], minlength=width).tolist(),
-            "tokens": _sum_by_dataset(order.datasets[shown], facts["tokens"][shown], width),
-            "trained_tokens": _sum_by_dataset(order.datasets[shown], facts["trained_tokens"][shown], width),
-        },
-    }
-    files: dict[str, File] = {}
-    if inputs.has_files:
+    details = OrderBlockDetails(first_block=first_block, labels=tuple(labels.ravel().tolist()))
+    if not inputs.has_files:
+        return PartResult({}, details=[details])
 
-        def fill(values: NDArray[Any], filler: int) -> NDArray[Any]:
-            column = np.full(len(is_filler), filler, values.dtype)
-            column[~is_filler] = values[shown]
-            return column
+    def fill(values: NDArray[Any], filler: int) -> NDArray[Any]:
+        column = np.full(len(is_filler), filler, values.dtype)
+        column[~is_filler] = values[shown]
+        return column
 
-        step = inputs.first_step + np.repeat(np.arange(len(dealt.step_offsets) - 1), np.diff(dealt.step_offsets))
-        columns = [fill(order.datasets, -1), fill(order.items, -1), fill(order.passes, 0), step, is_filler]
-        files["order"] = place.write_parquet("order", pa.table(columns, schema=ORDER_SCHEMA))
-        world = source.world_size
-        by_place = np.zeros(len(is_filler), facts.dtype)
-        by_place[~is_filler] = facts[shown]
-        tables: list[pa.Table] = []
-        for rank in range(world):
-            totals = rank_assignment.summarize_steps(dealt, rank, world, by_place)
-            count = len(totals["sequences"])
-            step = inputs.first_step + np.arange(count)
-            tables.append(
-                pa.table({"rank": np.full(count, rank), "world_size": np.full(count, world), "step": step} | totals)
-            )
-        files["rank_steps"] = place.write_parquet("rank_steps", pa.concat_tables(tables))
-    return PartResult(files, counted)
+    step = inputs.first_step + np.repeat(np.arange(len(dealt.step_offsets) - 1), np.diff(dealt.step_offsets))
+    columns = [fill(order.datasets, -1), fill(order.items, -1), fill(order.passes, 0), step, is_filler]
+    files = {"order": place.write_parquet("order", pa.table(columns, schema=ORDER_SCHEMA))}
+    world = source.world_size
+    by_place = np.zeros(len(is_filler), sequences.dtype)
+    by_place[~is_filler] = sequences[shown]
+    totals = [rank_assignment.summarize_steps(dealt, rank, world, by_place) for rank in range(world)]
+    step = inputs.first_step + np.arange(len(dealt.step_offsets) - 1)
+    tables = [
+        pa.table({"rank": np.full(len(step), rank), "world_size": np.full(len(step), world), "step": step} | of_rank)
+        for rank, of_rank in enumerate(totals)
+    ]
+    files["rank_steps"] = place.write_parquet("rank_steps", pa.concat_tables(tables))
+
+    of_datasets, names = order.datasets[shown], list(source.sizes)
+    counts = OrderCounts(
+        places=len(is_filler),
+        fillers=int(is_filler.sum()),
+        steps=len(step),
+        tokens=sum(int(of_rank["tokens"].sum()) for of_rank in totals),
+        places_by_dataset=_sum_by_dataset(of_datasets, np.ones_like(of_datasets), names),
+        tokens_by_dataset=_sum_by_dataset(of_datasets, sequences["tokens"][shown], names),
+        trained_tokens_by_dataset=_sum_by_dataset(of_datasets, sequences["trained_tokens"][shown], names),
+        excess_load=_sum_excess(np.stack([of_rank[source.load] for of_rank in totals])),
+        untrained_rank_steps=sum(int((of_rank["trained_tokens"] == 0).sum()) for of_rank in totals),
+    )
+    # Costs are in the table of sequences only where ranks are balanced by them.
+    costs = [CostCounts(flops=sum(int(of_rank["flops"].sum()) for of_rank in totals))]
+    return PartResult(files, counts=[counts, *(costs if source.load == "flops" else [])], details=[details])
 
 
-def _sum_by_dataset(datasets: NDArray[np.int32], values: NDArray[np.int32], width: int) -> list[int]:
-    return [int(values[datasets == number].sum(dtype=np.int64)) for number in range(width)]
+def _sum_by_dataset(datasets: NDArray[np.int32], values: NDArray[np.int32], names: Sequence[str]) -> dict[str, int]:
+    return {name: int(values[datasets == number].sum(dtype=np.int64)) for number, name in enumerate(names)}
+
+
+def _sum_excess(loads: Ints) -> float:
+    """Return the sum over steps of how far the largest rank is above the mean, loads int64[W, T]; 0 without load."""
+    most, mean = loads.max(axis=0), loads.mean(axis=0)
+    excess = np.divide(most, mean, out=np.ones_like(mean), where=mean > 0) - 1
+    # Exactly rounded, so that it is equal on every machine.
+    return math.fsum(excess.tolist())
 
 
 REPEATED, REMAINDER, NOT_SCHEDULED = "repeated", "remainder", "not_scheduled"
@@ -294,7 +308,7 @@ def find_sequence_states(store: Store, source: OrderSource, written: WrittenOrde
 
     The order is read block by block.
     """
-    firsts = compute_offsets(source.sizes)
+    firsts = source.first_sequences
     is_kept, is_left_out = (np.zeros(int(firsts[-1]), np.bool_) for _ in range(2))
     for part in written.parts:
         table = store.table(part.files["order"], ("dataset", "sequence_id", "filler"))
@@ -306,27 +320,26 @@ def find_sequence_states(store: Store, source: OrderSource, written: WrittenOrde
     return is_kept, is_left_out & ~is_kept
 
 
-def tabulate_schedule(
-    names: Sequence[str], source: OrderSource, written: WrittenOrder, is_kept: Bools, is_remainder: Bools
-) -> DisplayTable:
+def tabulate_schedule(source: OrderSource, written: WrittenOrder, is_kept: Bools, is_remainder: Bools) -> DisplayTable:
     """Tabulate sequences, tokens and trained tokens by dataset and state."""
     sequences = source.sequences.load()
-    firsts = compute_offsets(source.sizes)
+    firsts, counts = source.first_sequences, written.counts.get(OrderCounts)
     rows: list[tuple[Any, ...]] = []
-    for number, name in enumerate(names):
+    for number, name in enumerate(source.sizes):
         own = slice(int(firsts[number]), int(firsts[number + 1]))
         kept, remainder = is_kept[own], is_remainder[own]
-        shown = [int(column[number]) for column in (written.sequences, written.tokens, written.trained_tokens)]
+        every = (counts.places_by_dataset, counts.tokens_by_dataset, counts.trained_tokens_by_dataset)
+        shown = [by_dataset.get(name, 0) for by_dataset in every]
         for state, chosen in ((KEPT, kept), (REMAINDER, remainder), (NOT_SCHEDULED, ~kept & ~remainder)):
             columns = (sequences[own][column] for column in ("tokens", "trained_tokens"))
-            counts = [int(chosen.sum()), *(int(one.sum(dtype=np.int64, where=chosen)) for one in columns)]
-            rows.append((name, state, *counts))
+            once = [int(chosen.sum()), *(int(one.sum(dtype=np.int64, where=chosen)) for one in columns)]
+            rows.append((name, state, *once))
             if state == KEPT:
-                rows.append((name, REPEATED, *(places - once for places, once in zip(shown, counts, strict=True))))
+                rows.append((name, REPEATED, *(places - alone for places, alone in zip(shown, once, strict=True))))
     return DisplayTable(("dataset", "state", "sequences", "tokens", "trained_tokens"), tuple(rows))
 
 
-VERSION = 4
+VERSION = 5
 """Increase it when any recipe's order, or facts, may change."""
 
 
@@ -367,56 +380,43 @@ def make_training_splits(context: StageContext) -> StageOutput:
             schedule=schedule,
             steps=steps,
             sequences=sequences,
-            sizes=tuple(sizes.values()),
+            sizes=sizes,
             world_size=context.recipe.partitions.world_size,
             load=_name_load(context.recipe),
         )
         identity = (TRAINING_SPLITS, order, [shards.version for shards in packed.values()])
         written = write_order(context, source, identity)
         total = sum(sizes.values())
-        places, fillers = (sum(int(part.facts[name]) for part in written.parts) for name in ("places", "fillers"))
-        above, loads, tokens, flops = _measure_loads(context.store, source, written)
         is_kept, is_remainder = find_sequence_states(context.store, source, written)
-        schedule = tabulate_schedule(list(sizes), source, written, is_kept, is_remainder)
         by_state = {
             KEPT: int(is_kept.sum()),
             REMAINDER: int(is_remainder.sum()),
             NOT_SCHEDULED: int((~is_kept & ~is_remainder).sum()),
         }
-        dropped_places = sum(map(len, source.steps.dropped))
-        leaking = leakage.find_leaks(context, packed)
-        held = places - fillers
+        leaks = leakage.find_leaks(context, packed)
+        counts = written.counts + CountSet.of(
+            OrderCounts(
+                sequences=total,
+                dropped_places=sum(map(len, source.steps.dropped)),
+                has_targets=context.recipe.objective != "prompts",
+                largest_share_error=round(measure_share_error(source.schedule, written.labels), 6),
+            ),
+            *leaks.counts,
+        )
         rows = [row for one in packed.values() for row in one.tables["splits"].rows]
         orders = [part.files["order"].digest for part in written.parts]
-        has_targets = context.recipe.objective != "prompts"
         return StageOutput(
             parts=written.parts,
-            facts=TrainingSplitsFacts(
-                **leaking.facts,
-                mixture_share=round(measure_share_error(source.schedule, written.labels), 6),
-                order_nonempty=held,
-                dropped_share=compute_share(dropped_places, held + dropped_places),
-                filler_share=compute_share(fillers, places),
-                # The mean excess of the largest rank over the mean; then the number of (step, rank) without targets.
-                rank_balance=round(float(above.mean() or 0.0), 9),  # pyrefly: ignore[bad-argument-type]
-                empty_step=loads[0] if has_targets or not len(above) else None,
-                sequences=total,
-                places=places,
-                fillers=fillers,
-                steps=len(source.steps.step_offsets) - 1,
-                tokens=tokens,
-                trained_tokens=int(written.trained_tokens.sum()),
-                flops=flops if context.recipe.partitions.balance == "flops" else None,
-            ),
+            counts=counts,
             ledger=[(state, "", count) for state, count in by_state.items() if count or state == KEPT],
             tables={
                 "splits": DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
                 "shares": _tabulate_shares(context.recipe, rows),
-                "mixture": _tabulate_mixture(context, source, written, sizes),
-                "schedule": schedule,
+                "mixture": _tabulate_mixture(context, source, written.counts.get(OrderCounts)),
+                "schedule": tabulate_schedule(source, written, is_kept, is_remainder),
             },
-            histograms=_draw_loads(loads),
-            samples=leaking.samples,
+            histograms=_draw_loads(context.store, written),
+            samples=leaks.samples,
             schema=tuple((f.name, str(f.type)) for f in ORDER_SCHEMA),
             card={
                 "order": orders[0] if len(orders) == 1 else digest_json(orders),
@@ -428,38 +428,20 @@ def make_training_splits(context: StageContext) -> StageOutput:
         )
 
 
-def _name_load(recipe: Recipe) -> str:
+def _name_load(recipe: Recipe) -> Load:
     """Return the column of `rank_steps` that ranks are balanced by; prompts have no targets, so all tokens count."""
     if recipe.partitions.balance == "flops":
         return "flops"
     return "tokens" if recipe.objective == "prompts" else "trained_tokens"
 
 
-def _measure_loads(
-    store: Store, source: OrderSource, written: WrittenOrder
-) -> tuple[pl.Series, Counter[int], int, int]:
-    """Return by how much the largest rank of each step exceeds the mean, then over all ranks and steps.
-
-    These are how often a number of trained tokens occurs, the tokens, and the costs.
-    """
-    excess = [pl.Series([], dtype=pl.Float64)]
+def _draw_loads(store: Store, written: WrittenOrder) -> dict[str, Histogram]:
+    """Draw how many trained tokens the ranks have in each step, as their files say."""
     loads = Counter[int]()
-    tokens = flops = 0
     for part in written.parts:
-        table = store.table(part.files["rank_steps"])
-        frame = cast("pl.DataFrame", pl.from_arrow(table.select(["step", "tokens", "trained_tokens", "flops"])))
-        per_step = frame.group_by("step", maintain_order=True).agg(
-            pl.col(source.load).max().alias("most"), pl.col(source.load).mean().alias("mean")
-        )
-        excess.append((per_step["most"] / per_step["mean"] - 1).fill_nan(0))
-        tokens += int(frame["tokens"].sum())
-        flops += int(frame["flops"].sum())
-        values, times = np.unique(table.column("trained_tokens").to_numpy(), return_counts=True)
+        column = store.table(part.files["rank_steps"], ("trained_tokens",)).column(0)
+        values, times = np.unique(column.to_numpy(), return_counts=True)
         loads.update(dict(zip(values.tolist(), times.tolist(), strict=True)))
-    return pl.concat(excess), loads, tokens, flops
-
-
-def _draw_loads(loads: Mapping[int, int]) -> dict[str, Histogram]:
     if not loads:
         return {}
     values, times = np.array([*zip(*sorted(loads.items()), strict=True)])
@@ -482,15 +464,13 @@ def _tabulate_shares(recipe: Recipe, splits: Sequence[Sequence[Any]]) -> Display
     return DisplayTable(("dataset", "split", "wanted", "got", "examples"), tuple(lines))
 
 
-def _tabulate_mixture(
-    context: StageContext, source: OrderSource, written: WrittenOrder, sizes: dict[str, int]
-) -> DisplayTable:
+def _tabulate_mixture(context: StageContext, source: OrderSource, counts: OrderCounts) -> DisplayTable:
     shares = compute_wanted_shares(source.schedule)
     first = context.recipe.mixture.stages
-    weights = first[0][1] if first else {name: Fraction(size) for name, size in sizes.items()}
+    weights = first[0][1] if first else {name: Fraction(size) for name, size in source.sizes.items()}
     rows: list[tuple[Any, ...]] = []
-    for number, (name, size) in enumerate(sizes.items()):
-        mine = int(written.sequences[number])
+    for number, (name, size) in enumerate(source.sizes.items()):
+        mine = counts.places_by_dataset.get(name, 0)
         rows.append(
             (
                 name,
@@ -498,7 +478,7 @@ def _tabulate_mixture(
                 round(shares[number], 6),
                 round(mine / size, 4) if size else 0.0,
                 mine,
-                int(written.trained_tokens[number]),
+                counts.trained_tokens_by_dataset.get(name, 0),
             )
         )
     return DisplayTable(("dataset", "weight", "wanted_share", "passes", "sequences", "trained_tokens"), tuple(rows))
@@ -506,7 +486,7 @@ def _tabulate_mixture(
 
 STAGE = StageDeclaration(
     name=TRAINING_SPLITS,
-    facts=TrainingSplitsFacts,
+    counts=OrderCounts,
     description="The training order of all sequences, mixed by weight, with checks of leaks between splits.",
     scope="recipe",
     identity=identify_training_splits,
@@ -515,9 +495,11 @@ STAGE = StageDeclaration(
     origins=(CANONICAL_ROWS,),
     shows_overdue=True,
     stats_inputs=StatsInputs(
-        count_rows_by_fact("places", "place"), files={"rank_steps": "rank_steps"}, tables=("splits", "mixture")
+        count_rows_of(OrderCounts, lambda counts: counts.places, "place"),
+        files={"rank_steps": "rank_steps"},
+        tables=("splits", "mixture"),
     ),
-    summarize=lambda facts, rows: (rows, format_count(facts.steps, "step")),
+    summarize=lambda counts, rows: (rows, format_count(counts.get(OrderCounts).steps, "step")),
     compared=(
         ComparedFact("places", "places"),
         ComparedFact("steps", "steps"),

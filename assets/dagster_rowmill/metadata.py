@@ -41,6 +41,7 @@ from rowmill.reports import alert_text, build_record, build_view, console, plots
 from rowmill.reports.links import ROW_ID, PageLinks
 from rowmill.schema.examples import COLUMN_DOCS
 from rowmill.schema.manifest import DisplayTable, Manifest, get_stage_folder
+from rowmill.schema.rank_counts import RankCounts, RankDetails
 from rowmill.stages import catalog
 from rowmill.tracking.delivery import LogResult
 
@@ -230,9 +231,15 @@ def make_rank_page(manifest: Manifest, rank: str) -> MetadataPage:
     ranks = dict(zip(manifest.card.get("ranks", ()), manifest.parts, strict=False))
     if rank not in ranks:
         return {}
-    facts = ranks[rank].facts
-    counts = _show_numbers({f"rank {name}": value for name, value in facts.items()})
-    return counts | {"rank content": dg.MetadataValue.text(str(facts.get("content_hash", "")))}
+    counts, details = ranks[rank].get_counts(RankCounts), ranks[rank].get_details(RankDetails)
+    numbers = {
+        "rank sequences": counts.sequences,
+        "rank fillers": counts.fillers,
+        "rank tokens": counts.tokens,
+        "rank trained_tokens": counts.trained_tokens,
+        "rank padding": counts.padding,
+    }
+    return _show_numbers(numbers) | {"rank content": dg.MetadataValue.text(details.content_hash)}
 
 
 def make_check_page(

@@ -19,6 +19,7 @@ from rowmill.recipe.recipe import parse_recipe
 from rowmill.reports import plots
 from rowmill.schema.counts import CountSet
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest, Part
+from rowmill.schema.rank_counts import RankCounts, RankDetails
 from rowmill.schema.shard_counts import PackingCounts
 from rowmill.schema.source_counts import SourceCounts
 from tests.support.tiny_project import RECIPE, ROOT, Tiny, chat
@@ -141,10 +142,20 @@ def test_page_begins_with_its_summary_shows_columns_and_ends_with_bookkeeping() 
 
 def test_partition_metadata_has_the_ranks_counts_and_digest() -> None:
     names = ["rank-00000-of-00002", "rank-00001-of-00002"]
-    facts = ({"sequences": i, "conserved": True, "content_hash": f"{i}f"} for i in range(2))
-    parts = tuple(Part(name, {}, fact) for name, fact in zip(names, facts, strict=True))
+    parts = tuple(
+        Part(
+            name,
+            {},
+            counts=CountSet.of(RankCounts(ranks=1, sequences=i, tokens=7)).to_json(),
+            details={"RankDetails": RankDetails(content_hash=f"{i}f").to_json()},
+        )
+        for i, name in enumerate(names)
+    )
     page = metadata.make_rank_page(report(parts=parts, card={"ranks": names}).manifest, names[1])
-    assert {key: value.value for key, value in page.items()} == {"rank sequences": 1, "rank content": "1f"}
+    assert {key: value.value for key, value in page.items()} == {
+        "rank sequences": 1, "rank fillers": 0, "rank tokens": 7, "rank trained_tokens": 0, "rank padding": 0,
+        "rank content": "1f",
+    }  # fmt: skip
 
 
 def test_page_leads_to_the_report_by_address_where_it_is_served_and_by_path_elsewhere() -> None:

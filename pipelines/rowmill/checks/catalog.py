@@ -37,6 +37,7 @@ from rowmill.schema.order_counts import (
     RowLeakCounts,
     TimeLeakCounts,
 )
+from rowmill.schema.rank_counts import RankCounts
 from rowmill.schema.row_counts import (
     ContaminationCounts,
     GroupCounts,
@@ -227,7 +228,7 @@ _OF_ALL_DATA: tuple[Check, ...] = (
     Check("conservation", (PACKED_SHARDS, GPU_PARTITIONS, EXPORTS), "at_most", 0, "error",
         "tokens or segments that differ between the stage's inputs and the files read back",
         "remove the stage's folder and build again; if it returns, report it", waivable=False,
-        of=(PackingCounts,), value=lambda c: c.count_unconserved()),
+        of=(PackingCounts, RankCounts), value=lambda c: c.count_unconserved()),
     Check("shard_digests", (PACKED_SHARDS,), "at_most", 0, "error",
         "shard files whose bytes differ from what was written",
         "check the disk, remove the stage's folder and build again", waivable=False,
@@ -355,7 +356,8 @@ _OF_ALL_DATA: tuple[Check, ...] = (
         "read the reasons; check that the served model has the recipe's tokenizer, a context as long as the longest "
         "example, and --max-logprobs of at least teacher.top_k", is_share=True),
     Check("stale_rank", (GPU_PARTITIONS,), "at_most", 0, "warn",
-        "ranks that were built from another order", "materialize all ranks"),
+        "ranks that were built from another order", "materialize all ranks",
+        of=(RankCounts,), value=lambda c: c.stale_ranks),
 )  # fmt: skip
 
 CHECKS: tuple[Check, ...] = (

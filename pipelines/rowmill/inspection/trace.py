@@ -37,6 +37,7 @@ from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS
 from rowmill.schema.indexed_shards import read_sequences
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.schema.order_counts import OrderCounts
+from rowmill.schema.rank_counts import RankCounts
 from rowmill.schema.rows import PARENTS_COLUMN, is_row_id, parse_row_id
 from rowmill.schema.shard_counts import ShardDetails
 from rowmill.shards.native import drop_padding
@@ -231,7 +232,7 @@ def load_order(lineage: Lineage) -> tuple[ListOccurrences | None, str]:
     built = () if ranks is None else zip(ranks.card["ranks"], ranks.parts, strict=True)
     parts = {int(name.split("-")[1]): part for name, part in built}
     shards = list_train_shards(load_packed_inputs(project.store, ranks)) if ranks and is_index(ranks) else []
-    width = project.recipe.partitions.world_size if ranks is None else int(ranks.facts["world_size"])
+    width = project.recipe.partitions.world_size if ranks is None else ranks.get_counts(RankCounts).world_size
 
     @cache
     def read_index(rank: int) -> pa.Table:

@@ -32,10 +32,6 @@ from rowmill.reports.flows import Flow
 from rowmill.schema import manifest
 from rowmill.schema.counts import CountsT
 from rowmill.schema.example_counts import ExampleCounts
-from rowmill.schema.facts import (
-    FactsT,
-    read_facts,
-)
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.length_counts import LengthCounts
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
@@ -73,11 +69,6 @@ class BuildView:
         """Return the counts of a class of a stage's current output; None if there is no output, or it has none."""
         output = self.find_output(dataset, stage)
         return None if output is None else output.find_counts(kind)
-
-    def find_facts(self, dataset: str | None, stage: str, kind: type[FactsT]) -> FactsT | None:
-        """Return the facts of a stage's current output, if there is one."""
-        output = self.find_output(dataset, stage)
-        return None if output is None else read_facts(kind, output.facts)
 
     # ── Checks ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -38,8 +38,8 @@ from rowmill.reports.links import ReportLinks
 from rowmill.schema.examples import IGNORED_LABEL, SPAN_KINDS, WEIGHT_COLUMN
 from rowmill.schema.manifest import DisplayTable, Manifest, StageKey
 from rowmill.schema.order_counts import OrderCounts
+from rowmill.schema.rank_counts import RankCounts
 from rowmill.stages.base import StageContext
-from rowmill.stages.gpu_partitions import GpuPartitionsFacts
 from rowmill.tokenization import stored_tokenizers
 from rowmill.tokenization.tokenizer import Encoder
 
@@ -119,7 +119,7 @@ def render_report_body(build: BuildView, links: ReportLinks) -> str:
     # What training will see, as pairs of a value and its name.
     headline: list[tuple[str, str]] = []
     order = build.find_counts(None, TRAINING_SPLITS, OrderCounts)
-    ranks = build.find_facts(None, GPU_PARTITIONS, GpuPartitionsFacts)
+    ranks = build.find_counts(None, GPU_PARTITIONS, RankCounts)
     if order is not None:
         headline = [
             (f"{order.tokens:,}", "tokens to train on"),

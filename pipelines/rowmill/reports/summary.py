@@ -17,14 +17,13 @@ from rowmill.reports import plots
 from rowmill.reports.build_view import SUMMARY_COLUMNS, BuildView, describe_changes, load_build_view
 from rowmill.reports.console import format_key, render_check_result, render_manifest_table, render_title
 from rowmill.schema.example_counts import ExampleCounts, RowExampleCounts, TemplateCounts
-from rowmill.schema.facts import read_facts
 from rowmill.schema.length_counts import LengthCounts
 from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
+from rowmill.schema.rank_counts import RankCounts
 from rowmill.schema.row_counts import MessageCounts, RowCounts
 from rowmill.schema.rows import NORMALIZATION_COLUMNS
 from rowmill.schema.shard_counts import PackingCounts, SharedPrefixCounts
 from rowmill.stages import exports
-from rowmill.stages.gpu_partitions import GpuPartitionsFacts
 from rowmill.stages.packed_shards.stage import SHARED_TOKEN_BYTES
 from rowmill.stats.views import describe_estimate
 
@@ -105,8 +104,8 @@ def _render_facts(build: BuildView) -> Iterator[RenderableType]:
     ranks = build.find_output(None, GPU_PARTITIONS)
     if ranks is not None:
         where = project.store.path(f"{get_stage_folder(ranks.key)}/current.json")
-        facts = read_facts(GpuPartitionsFacts, ranks.facts)
-        counts = [format_count(facts.ranks, "rank"), format_count(facts.tokens, "token"), f"opened through {where}"]
+        counted = ranks.get_counts(RankCounts)
+        counts = [format_count(counted.ranks, "rank"), format_count(counted.tokens, "token"), f"opened through {where}"]
         yield label_value("ranks", join_facts(counts))
     for step in build.steps:
         held_version = find_held_version(project.store, step.key)

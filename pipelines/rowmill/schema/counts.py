@@ -97,6 +97,13 @@ def keep_largest() -> int:
     return declare_merge(max, default=0)
 
 
+def keep_smallest() -> int | None:
+    """Declare a field of which the smallest value of all parts is kept; None in those that have none."""
+    return declare_merge(
+        lambda values: min((value for value in values if value is not None), default=None), default=None
+    )
+
+
 def keep_any() -> bool:
     """Declare a field that is true if it is true of any part."""
     return declare_merge(any, default=False)

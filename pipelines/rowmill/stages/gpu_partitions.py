@@ -15,6 +15,7 @@ themselves. In a shuffled order each sequence of 4,096 tokens comes from another
 decoded some fifteen times. Trainers open `current.json`, which is written once all ranks of one order are built.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -37,10 +38,10 @@ from rowmill.parts.functions import load_kept_part, part_folder, save_kept_part,
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.content_hash import HASH_MODULUS, format_content_hash
-from rowmill.schema.counts import compute_share
-from rowmill.schema.facts import read_facts
-from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
+from rowmill.schema.counts import CountSet, compute_share
+from rowmill.schema.manifest import DisplayTable, File, Manifest, Part, add_up_counts
 from rowmill.schema.order_counts import OrderCounts
+from rowmill.schema.rank_counts import RankCounts, RankDetails
 from rowmill.schema.rows import PADDING_COLUMN, RowKind
 from rowmill.schema.shard_counts import ShardDetails
 from rowmill.shards import host_scratch, native
@@ -49,25 +50,10 @@ from rowmill.shards.native import find_content_damage, list_padding_tokens
 from rowmill.shards.sequences import SequenceHashes, join_hashes, tabulate_hashes
 from rowmill.stages import inputs
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
-from rowmill.stats.tables import StatsInputs, count_rows_by_fact
+from rowmill.stats.tables import StatsInputs, count_rows_of
 
-VERSION = 7
-"""Increase it when the bytes of any rank, or facts, may change."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuPartitionsFacts:
-    """Facts of the stage's output."""
-
-    conservation: int
-    stale_rank: int
-    ranks: int
-    world_size: int
-    sequences: int
-    fillers: int
-    tokens: int
-    trained_tokens: int
-    trained_spread: float
+VERSION = 8
+"""Increase it when the bytes of any rank, or what is counted of them, may change."""
 
 
 def identify_gpu_partitions(recipe: Recipe, name: str) -> dict[str, Any]:
@@ -127,7 +113,7 @@ class RankSources:
 
     @cached_property
     def steps(self) -> pa.Table:
-        """The facts of all ranks per step."""
+        """The counts of all ranks per step."""
         splits = self.context.inputs[(self.context.recipe.name, TRAINING_SPLITS)]
         return pa.concat_tables(read_tables(self.context.store, splits.files("rank_steps")))
 
@@ -205,26 +191,39 @@ def _make_rank_part(
 ) -> Part:
     """Describe a rank by what was read back: `lines` are sequences, tokens and trained tokens of datasets."""
     context, rank = sources.context, _parse_rank(name)
-    # Its facts per step are beside its files, so that the folder of a rank is complete.
+    # Its counts per step are beside its files, so that the folder of a rank is complete.
     steps = sources.steps.filter(pc.equal(sources.steps.column("rank"), rank))
     facts = write_parquet(context.store, f"{_locate_rank(context, name)}/facts.parquet", steps)
-    counted: dict[str, list[int]] = {}
-    for dataset, *counts in sorted(lines):
-        before = counted.get(dataset, [0, 0, 0])
-        counted[dataset] = [a + b for a, b in zip(before, counts, strict=True)]
-    fillers = counted.pop(FILLERS, [0])[0]
-    sequences, tokens, trained = (sum(counts[i] for counts in counted.values()) for i in range(3))
-    described = {
-        "sequences": sequences + fillers,
-        "fillers": fillers,
-        "tokens": tokens,
-        "trained_tokens": trained,
-        "datasets": counted,
-        "padding": padding,
-        "conserved": found == sources.hashes.sum_content(sources.rows[sources.select_rank(rank)]),
-        "content_hash": format_content_hash(found),
-    }
-    return Part(fingerprint_rank(context, name), {**files, "facts": facts}, described)
+    by_dataset = [Counter[str](), Counter[str](), Counter[str]()]
+    for dataset, *measured in lines:
+        for counter, count in zip(by_dataset, measured, strict=True):
+            counter[dataset] += count
+    fillers = by_dataset[0].pop(FILLERS, 0)
+    sequences, tokens, trained = (
+        {name: counter[name] for name in sources.packed if counter[name]} for counter in by_dataset
+    )
+    trained_tokens = sum(trained.values())
+    counts = RankCounts(
+        ranks=1,
+        unequal_ranks=int(found != sources.hashes.sum_content(sources.rows[sources.select_rank(rank)])),
+        sequences=sum(sequences.values()) + fillers,
+        fillers=fillers,
+        tokens=sum(tokens.values()),
+        trained_tokens=trained_tokens,
+        padding=native.FILLER_TOKENS * fillers + padding,
+        most_trained_tokens=trained_tokens,
+        least_trained_tokens=trained_tokens,
+        sequences_by_dataset=sequences,
+        tokens_by_dataset=tokens,
+        trained_tokens_by_dataset=trained,
+    )
+    details = RankDetails(content_hash=format_content_hash(found))
+    return Part(
+        fingerprint_rank(context, name),
+        {**files, "facts": facts},
+        counts=CountSet.of(counts).to_json(),
+        details={RankDetails.__name__: details.to_json()},
+    )
 
 
 FILLERS = ""
@@ -441,18 +440,18 @@ def publish_gpu_partitions(
 
     Its content comes from the output, not from the recipe, since a kept version may be from an older recipe.
     """
-    facts = read_facts(GpuPartitionsFacts, output.facts)
-    if facts.conservation or facts.ranks != facts.world_size:
+    counts = output.get_counts(RankCounts)
+    if counts.count_unconserved() or counts.ranks != counts.world_size:
         return
     splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
     # Each rank's files: its shards, or its index and the filler that the index may name.
     ranks: dict[str, dict[str, Any]] = {}
-    for rank, part in zip(rank_names(facts.world_size), output.parts, strict=True):
+    for rank, part in zip(rank_names(counts.world_size), output.parts, strict=True):
         described = {name: [file.path, file.rows, file.digest] for name, file in part.files.items()}
         ranks[rank] = {
             "folder": part.files["facts"].path.rsplit("/", 1)[0],
             "files": [one for name, one in described.items() if name == "index" or name.startswith("data/")],
-            "sequences": part.facts["sequences"],
+            "sequences": part.get_counts(RankCounts).sequences,
             **({"filler": described["filler"]} if "filler" in described else {}),
         }
     order = splits.get_counts(OrderCounts)
@@ -466,7 +465,7 @@ def publish_gpu_partitions(
         # An order of more than a million places has several files, of which the one above is the first.
         "order_files": [file.path for file in splits.files("order")],
         "datasets": splits.card["datasets"],
-        "world_size": facts.world_size,
+        "world_size": counts.world_size,
         "layout": "index" if is_index(output) else "copied",
         "seq_len": int(first.card["seq_len"]),
         "places": order.places,
@@ -548,66 +547,58 @@ def make_gpu_partitions(context: StageContext) -> StageOutput:
             save_kept_part(context.store, context.folder, part)
             kept[name] = part
     ranks = [part for part in kept.values() if part is not None]
-    trained = [int(part.facts["trained_tokens"]) for part in ranks]
-    rows = [
-        (name, *(int(p.facts[f]) for f in ("sequences", "fillers", "tokens", "trained_tokens")))
-        for name, p in zip(present, ranks, strict=True)
-    ]
-    # Shards store labels but not span kinds, so unlabeled tokens are context.
-    tokens, trained_tokens = (sum(int(part.facts[name]) for part in ranks) for name in ("tokens", "trained_tokens"))
-    padding = sum(native.FILLER_TOKENS * int(part.facts["fillers"]) + part.facts["padding"] for part in ranks)
-    # Each dataset's contribution to the ranks.
-    sums = {
-        name: [sum(int(part.facts["datasets"].get(name, (0, 0, 0))[i]) for part in ranks) for i in range(3)]
-        for name in context.recipe.datasets
-    }
-    totals = [sum(values[i] for values in sums.values()) for i in range(3)]
-    measures = ("sequences", "tokens", "trained_tokens")
-    dataset_rows = [
-        (name, *values, *(compute_share(value, total) for value, total in zip(values, totals, strict=True)))
-        for name, values in sums.items()
-    ]
+    # Ranks can be built one at a time; those of an older order must not be mixed with it.
+    known = {name for one in manifest.list_outputs(context.store, context.key) for name in one.card.get("ranks", ())}
+    world_size = context.recipe.partitions.world_size
+    stale = len(known & set(rank_names(world_size)) - set(present))
+    counts = add_up_counts(ranks, RankCounts(world_size=world_size, stale_ranks=stale))
+    total = counts.get(RankCounts)
+    each = [(name, part.get_counts(RankCounts)) for name, part in zip(present, ranks, strict=True)]
+    rows = [(name, own.sequences, own.fillers, own.tokens, own.trained_tokens) for name, own in each]
     recipe, schema = context.recipe, RANK_INDEX_SCHEMA
     has_index = recipe.partitions.layout == "index"
     if not has_index:
         columns = inputs.list_segment_columns(recipe, get_row_kind(recipe))
         schema = native.extend_schema(native.SEQUENCE_SCHEMA, recipe.token_types, columns)
-    # Ranks can be built one at a time; those of an older order must not be mixed with it.
-    known = {name for one in manifest.list_outputs(context.store, context.key) for name in one.card.get("ranks", ())}
     return StageOutput(
         parts=ranks,
-        facts=GpuPartitionsFacts(
-            conservation=sum(not part.facts["conserved"] for part in ranks),
-            stale_rank=len(known & set(rank_names(context.recipe.partitions.world_size)) - set(present)),
-            ranks=len(ranks),
-            world_size=context.recipe.partitions.world_size,
-            sequences=sum(int(p.facts["sequences"]) for p in ranks),
-            fillers=sum(int(p.facts["fillers"]) for p in ranks),
-            tokens=sum(int(p.facts["tokens"]) for p in ranks),
-            trained_tokens=sum(trained),
-            trained_spread=compute_share(max(trained) - min(trained), max(trained)) if trained else 0.0,
-        ),
+        counts=counts,
+        # Shards store labels but not span kinds, so unlabeled tokens are context.
         token_ledger=[
-            ("train", "trained", trained_tokens),
-            ("train", "context", tokens - trained_tokens),
-            ("train", "padding", padding),
+            ("train", "trained", total.trained_tokens),
+            ("train", "context", total.tokens - total.trained_tokens),
+            ("train", "padding", total.padding),
         ],
         tables={
             "ranks": DisplayTable(("rank", "sequences", "fillers", "tokens", "trained_tokens"), tuple(rows[:30])),
-            "datasets": DisplayTable(
-                ("dataset", *measures, *(f"{measure}_share" for measure in measures)), tuple(dataset_rows)
-            ),
+            "datasets": _tabulate_datasets(list(context.recipe.datasets), total),
         },
         schema=tuple((f.name, str(f.type)) for f in schema),
         card={
             "order": context.inputs[(context.recipe.name, TRAINING_SPLITS)].card["order"],
             "ranks": list(present),
             # Equal indexes may name other tokens, which are another version.
-            **({"content": [str(part.facts["content_hash"]) for part in ranks]} if has_index else {}),
+            **({"content": [part.get_details(RankDetails).content_hash for part in ranks]} if has_index else {}),
         },
         parts_reused=len(present) - len(missing),
-        rows_made=sum(int(p.facts["sequences"]) for p in ranks),
+        rows_made=total.sequences,
     )
+
+
+def _tabulate_datasets(names: Sequence[str], counts: RankCounts) -> DisplayTable:
+    """Tabulate each dataset's contribution to the ranks, and its shares of them."""
+    every = {
+        "sequences": counts.sequences_by_dataset,
+        "tokens": counts.tokens_by_dataset,
+        "trained_tokens": counts.trained_tokens_by_dataset,
+    }
+    totals = [sum(by_dataset.values()) for by_dataset in every.values()]
+    rows: list[tuple[Any, ...]] = []
+    for name in names:
+        own = [by_dataset.get(name, 0) for by_dataset in every.values()]
+        shares = (compute_share(value, total) for value, total in zip(own, totals, strict=True))
+        rows.append((name, *own, *shares))
+    return DisplayTable(("dataset", *every, *(f"{measure}_share" for measure in every)), tuple(rows))
 
 
 def _find_rank_damage(store: Store, output: Manifest) -> Iterator[str]:
@@ -615,7 +606,7 @@ def _find_rank_damage(store: Store, output: Manifest) -> Iterator[str]:
     shards = inputs.list_train_shards(load_packed_inputs(store, output)) if is_index(output) else []
     tables = [store.table(part.files["sequences"]) for part in shards]
     for part in output.parts:
-        rank, expected = part.files["facts"].path.rsplit("/", 1)[0], str(part.facts["content_hash"])
+        rank, expected = part.files["facts"].path.rsplit("/", 1)[0], part.get_details(RankDetails).content_hash
         if "index" not in part.files:
             data = [file for name, file in part.files.items() if name.startswith("data/")]
             yield from find_content_damage(store, rank, data, expected)
@@ -632,7 +623,7 @@ def _find_rank_damage(store: Store, output: Manifest) -> Iterator[str]:
 
 STAGE = StageDeclaration(
     name=GPU_PARTITIONS,
-    facts=GpuPartitionsFacts,
+    counts=RankCounts,
     description="One folder of shards, or one index of shards, per data-parallel rank, in training order.",
     scope="recipe",
     identity=identify_gpu_partitions,
@@ -644,8 +635,8 @@ STAGE = StageDeclaration(
     list_shared_inputs=lambda made: (PACKED_SHARDS,) if is_index(made) else (),
     partitions=lambda recipe: rank_names(recipe.partitions.world_size),
     # No tables: ranks hold the same sequences as the shards, whose statistics are recorded already.
-    stats_inputs=StatsInputs(count_rows_by_fact("sequences", "sequence")),
-    summarize=lambda facts, rows: (format_count(facts.ranks, "rank"), rows),
+    stats_inputs=StatsInputs(count_rows_of(RankCounts, lambda counts: counts.sequences, "sequence")),
+    summarize=lambda counts, rows: (format_count(counts.get(RankCounts).ranks, "rank"), rows),
     compared=(
         ComparedFact("ranks", "ranks"),
         ComparedFact("sequences of all ranks", "sequences"),

@@ -26,6 +26,7 @@ from rowmill.reports.links import ROW_ID
 from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.ledger import REASON_DESCRIPTIONS, REJECT_REASONS
 from rowmill.schema.order_counts import OrderCounts
+from rowmill.schema.rank_counts import RankCounts
 from rowmill.schema.rows import is_row_id, parse_row_id
 from rowmill.viewer import lists
 from rowmill.viewer.builds import Build, Builds
@@ -412,7 +413,7 @@ def show_step(builds: Builds, build: Build, number: str) -> str:
         raise ConfigError(f"{build.recipe}: the order of training is not built; a step needs one; run rowmill build")
     if not number.isdecimal() or len(number) > 12:
         raise ConfigError(f"step {number}: expected a number from 0; give one")
-    width = build.project.recipe.partitions.world_size if ranks is None else int(ranks.facts["world_size"])
+    width = build.project.recipe.partitions.world_size if ranks is None else ranks.get_counts(RankCounts).world_size
     step = trace.list_step(build.project.store, splits, world_size=width, step=int(number))
     with builds.query_builds(build) as connection:
         held = lists.read_segments(connection, build, [(one.dataset, one.sequence) for one in step if one.dataset])

@@ -23,57 +23,24 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rowmill.checks.judge import CheckResult
 from rowmill.core.storage import Store, digest_json
-from rowmill.kinds.context import KindContext
+from rowmill.kinds.context import RecipeContext
 from rowmill.parts.context import StageOutput
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.counts import Counts, CountSet
 from rowmill.schema.facts import read_facts
 from rowmill.schema.manifest import Manifest
 from rowmill.stats.tables import StatsInputs
-from rowmill.tokenization.tokenizer_source import TokenizerChoice
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageContext(KindContext):
+class StageContext(RecipeContext[Dataset]):
     """What a stage receives."""
 
     recipe: Recipe
     ranks: Sequence[str] = ()
-
-    @property
-    def dataset(self) -> Dataset:
-        """The dataset's options; only for stages of one dataset."""
-        assert self.dataset_name is not None
-        return self.recipe.datasets[self.dataset_name]
-
-    @property
-    def seed(self) -> int:
-        """The recipe's seed."""
-        return self.recipe.seed
-
-    @property
-    def seq_len(self) -> int:
-        """Tokens of a sequence."""
-        return self.recipe.seq_len
-
-    @property
-    def limit(self) -> int:
-        """The most tokens of an example of the dataset; of a pair's, that of each side."""
-        assert self.dataset_name is not None
-        return self.recipe.limit_of(self.dataset_name)
-
-    @property
-    def vocab_size(self) -> int | None:
-        """Ids that the model has; None: those of the tokenizer."""
-        return self.recipe.vocab_size
-
-    @property
-    def tokenizer_choice(self) -> TokenizerChoice:
-        """The recipe's choice of the tokenizer."""
-        return self.recipe.tokenizer_choice
 
 
 @dataclass(frozen=True, slots=True)

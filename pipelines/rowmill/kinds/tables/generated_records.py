@@ -339,12 +339,12 @@ def make_generated_series(context: KindContext) -> StageOutput:
     if trained.mode == "sequential":
         result = generation.generate_series(
             completer, load_prefills(context, trained), model=trained, options=options,
-            start=form.time_series.start_timestamp, stop=form.time_series.stop_timestamp, seed=context.seed,
+            start=form.time_series.start_timestamp, stop=form.time_series.stop_timestamp, seed=context.recipe.seed,
             is_private=form.privacy.dp_enabled, where=f"datasets.{context.dataset_name}.format.time_series",
         )  # fmt: skip
     else:
         result = generation.generate_records(
-            completer, model=trained, options=options, num_records=options.num_records, seed=context.seed
+            completer, model=trained, options=options, num_records=options.num_records, seed=context.recipe.seed
         )
     error = result.error or next((series.error for series in result.series if series.error), "")
     if result.status == "failed" and error:

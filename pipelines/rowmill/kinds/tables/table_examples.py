@@ -263,7 +263,7 @@ def _encode_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -
     encoder = open_encoder(context.store.root, path)
     frame = record_tokens.build_prompt_frame(
         observed.schema,
-        replace(card, vocab_size=context.vocab_size or card.vocab_size),
+        replace(card, vocab_size=context.recipe.vocab_size or card.vocab_size),
         lambda text: encoder.reference.encode(text, add_special_tokens=False).ids,
         form,
         tokenizer=context.tokenizer_choice.name,
@@ -339,7 +339,7 @@ def _plan_table(
     require_record_room(name, form, limits, widest_names)
     # What is generated later decides nothing.
     trained = form.model_copy(update={"generation": None})
-    request = TablePlanRequest(name, context.seed, trained, limits, form.wanted)
+    request = TablePlanRequest(name, context.recipe.seed, trained, limits, form.wanted)
     options, prefill = IndexOptions.of(context, observed), PrefillOptions(trained, observed.schema, frame)
     partitions = partition_rows(context, table.parts)
     requests = [(replace(request, partition=partition.name),) for partition in partitions]
@@ -371,7 +371,7 @@ def _plan_table(
     }  # fmt: skip
     changed = add_up_counts(table.encoded.parts).get(TableExampleCounts).changed_by_wire
     plan = TablePlan(form.mode, limits, described, joined, overflows, changed)
-    vocab_size = context.vocab_size or tokenizer.card.vocab_size
+    vocab_size = context.recipe.vocab_size or tokenizer.card.vocab_size
     examples: list[BuildExamplesInputs] = []
     states: defaultdict[int, list[PartStates]] = defaultdict(list)
     for partition, part, named in zip(partitions, written, planned, strict=True):
@@ -669,7 +669,7 @@ def _compare_table_seq_lens(context: KindContext, output: Manifest, limit: int) 
     requests: Requests = [
         tuple(
             TablePlanRequest(
-                name, context.seed, trained, ExampleLimits(other, prompt, form.cap), wanted, partition.name
+                name, context.recipe.seed, trained, ExampleLimits(other, prompt, form.cap), wanted, partition.name
             )
             for other in limits
         )
@@ -686,7 +686,7 @@ def _compare_table_seq_lens(context: KindContext, output: Manifest, limit: int) 
         lengths = [tokens[(limited == other) & (splits == split)].astype(np.int64) for split in range(len(SPLITS))]
         over = (sum(int(part.facts["over"][at][which]) for part in replanned) for which in (0, 1))
         # `seq_len` changes with the length unless the dataset sets its own.
-        seq_len = other if form.assembly.max_seq_length is None else max(other, context.seq_len)
+        seq_len = other if form.assembly.max_seq_length is None else max(other, context.recipe.seq_len)
         measured = (measure_padded_room(of_split, seq_len, packing.room_multiple) for of_split in lengths)
         packed = [
             plan_slices(

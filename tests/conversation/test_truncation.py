@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from rowmill.conversation.truncation import ConversationTruncator, TruncatedConversation, Truncation
 from rowmill.core.json import Json
-from rowmill.schema.rows import Message, Rejected
+from rowmill.schema.rows import Message, Rejected, RowKind
 
 KEY = "reasoning_content"
 
@@ -298,14 +298,14 @@ def test_split_pieces_do_not_overlap(given_: tuple[list[Message], list[bool]], l
 @pytest.mark.parametrize(
     ("options", "kind", "sliced", "expected"),
     [
-        ({}, "chat", False, "truncate"),
-        ({}, "supervised", False, "truncate"),
+        ({}, "conversation", False, "truncate"),
+        ({}, "pair", False, "truncate"),
         ({}, "text", False, "split"),
-        ({}, "chat", True, "keep"),
+        ({}, "conversation", True, "keep"),
         ({"overlong": "drop"}, "text", True, "drop"),
     ],
 )
-def test_policy_by_kind(options: dict[str, Any], kind: str, sliced: bool, expected: str) -> None:
+def test_policy_by_kind(options: dict[str, Any], kind: RowKind, sliced: bool, expected: str) -> None:
     assert Truncation(**options).policy(kind, sliced=sliced) == expected
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Integers, make_position_ids
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError, ContextOverflowError
-from rowmill.packing.options import Packing, SliceStrategy
+from rowmill.packing.options import Packing
 from rowmill.packing.pack_plan import (
     ExampleSlices,
     SequencePlan,
@@ -34,7 +34,7 @@ from rowmill.packing.pack_plan import (
     plan_slices,
     slice_too_long,
 )
-from rowmill.schema.rows import RowKind
+from rowmill.schema.rows import RowKind, SliceStrategy
 
 TEN = [6, 5, 5, 4, 4, 3, 3, 2, 2, 2]
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 from rowmill.kinds.tables.generated_records import PARSED
 from rowmill.kinds.tables.record_tokens import RECORD_EXAMPLES
 from rowmill.schema.examples import COLUMN_DOCS, EXAMPLE_SCHEMA, ROW_FIELDS, WEIGHT_COLUMN
-from rowmill.schema.rows import EXAMPLE_COLUMNS, ROW_KIND_COLUMNS, ROW_SCHEMA, SEGMENT_COLUMNS, TREE_COLUMNS
+from rowmill.schema.rows import ROW_KINDS, ROW_SCHEMA, TREE_COLUMNS
 from rowmill.shards.native import SEQUENCE_SCHEMA
 from rowmill.stages.training_splits.stage import ORDER_SCHEMA
 
@@ -14,9 +14,8 @@ def test_columns_and_sentences_are_the_same_names() -> None:
     schemas: list[pa.Schema] = [ROW_SCHEMA, EXAMPLE_SCHEMA, RECORD_EXAMPLES, SEQUENCE_SCHEMA, ORDER_SCHEMA, PARSED]
     own = [
         field.name
-        for kinds in (ROW_KIND_COLUMNS, EXAMPLE_COLUMNS, SEGMENT_COLUMNS)
-        for f in kinds.values()
-        for field in f
+        for kind in ROW_KINDS.values()
+        for field in (*kind.columns, *kind.example_columns, *kind.segment_columns)
     ]
 
     assert {

@@ -38,7 +38,7 @@ from rowmill.kinds.shared.samples import Sample
 from rowmill.kinds.text import describe_printed_chats
 from rowmill.parts.accounts import clean_value
 from rowmill.schema.manifest import Manifest, StageKey
-from rowmill.schema.rows import MESSAGE_KEYS, Row
+from rowmill.schema.rows import MESSAGE_KEYS, ROW_KINDS, Row
 from rowmill.schema.source_counts import SourceCounts
 from rowmill.sources.reading import load_scans, load_source_parts
 from rowmill.stages import catalog
@@ -295,7 +295,7 @@ def _note_unexpected_formats(trial: Project, step: Step, raw: Manifest) -> Itera
 def _warn_of_printed_chats(trial: Project, step: Step, rows: Manifest) -> Iterator[Finding]:
     """Warn of documents that are chats as a template prints them, whose prompts train like answers."""
     tables = [trial.store.table(file, ["kind", "text"]) for file in rows.files("rows")]
-    texts = [row["text"] for table in tables for row in table.to_pylist() if row["kind"] == "text"]
+    texts = [row["text"] for table in tables for row in table.to_pylist() if ROW_KINDS[row["kind"]].is_running_text]
     if printed := describe_printed_chats(texts):
         yield Finding(
             f"{trial.recipe.name}: datasets.{step.dataset}.format: the documents hold {printed}; a chat needs its "

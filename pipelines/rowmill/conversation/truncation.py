@@ -22,7 +22,7 @@ from pydantic import Field, model_validator
 
 from rowmill.core.config import Config
 from rowmill.core.json import Json
-from rowmill.schema.rows import Message, Rejected
+from rowmill.schema.rows import ROW_KINDS, Message, Rejected, RowKind
 
 REASONING_FIELD = "reasoning_content"
 _MAX_GUESSES = 8
@@ -59,13 +59,13 @@ class Truncation(Config):
             )
         return {"max_length" if name == "max_seq_len" else name: value for name, value in given.items()}
 
-    def policy(self, kind: str, *, sliced: bool) -> OverlongPolicy:
+    def policy(self, kind: RowKind, *, sliced: bool) -> OverlongPolicy:
         """Return the policy for overlong rows of a kind; `sliced`: packing's `slice_strategy` is set."""
         if self.overlong is not None:
             return self.overlong
         if sliced:
             return "keep"
-        return "split" if kind == "text" else "truncate"
+        return "split" if ROW_KINDS[kind].is_running_text else "truncate"
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ from rowmill.exports.base import (
     WrittenFile,
     split_into_runs,
 )
+from rowmill.schema.rows import RowKind, are_running_text
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.sequences import SequenceBatch
@@ -119,20 +120,20 @@ class AstrAI(Export):
         )
 
 
-def needs_loss_mask(kinds: frozenset[str]) -> bool:
+def needs_loss_mask(kinds: frozenset[RowKind]) -> bool:
     """Return whether masks are written: for every domain, or for none if all datasets are text.
 
     If only some domains had a mask, the reader would cut it to the shorter stream, and it would shift.
     """
-    return kinds != frozenset({"text"})
+    return not are_running_text(kinds)
 
 
-def choose_train_type(kinds: frozenset[str]) -> str:
+def choose_train_type(kinds: frozenset[RowKind]) -> str:
     """Return AstrAI's name for the training that these files are for."""
     return "sft" if needs_loss_mask(kinds) else "seq"
 
 
-def list_array_names(kinds: frozenset[str]) -> tuple[str, ...]:
+def list_array_names(kinds: frozenset[RowKind]) -> tuple[str, ...]:
     """Return the names of a shard's arrays."""
     return ("sequence", "loss_mask", "position_ids") if needs_loss_mask(kinds) else ("sequence", "position_ids")
 

@@ -34,6 +34,7 @@ from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, IntegrityError, join_choices
 from rowmill.core.installation import format_install_command
 from rowmill.schema.examples import Objective
+from rowmill.schema.rows import RowKind
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.native import ROW_GROUP
 from rowmill.shards.sequences import SequenceBatch
@@ -53,7 +54,7 @@ CHUNK_TOKENS = 2 << 20
 class DatasetSummary:
     """The facts of one dataset that decide which exports are possible."""
 
-    kind: str
+    kind: RowKind
     is_joined: bool
     """Whether its documents are joined and cut every `seq_len` tokens."""
     is_open: bool
@@ -82,7 +83,7 @@ class ExportContext:
     vocab_size: int
     bos_id: int | None
     eos_id: int | None
-    kinds: frozenset[str]
+    kinds: frozenset[RowKind]
     card: str = "{}"
     pad_id: int | None = None
     objective: Objective = "next_token"

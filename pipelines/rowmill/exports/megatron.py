@@ -42,6 +42,7 @@ from rowmill.exports.base import (
     WrittenFile,
 )
 from rowmill.packing.pack_plan import plan_best_fit
+from rowmill.schema.rows import are_running_text
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention, make_unshifted_mask
 from rowmill.shards.sequences import SequenceBatch
@@ -151,7 +152,7 @@ class Megatron(Export):
         options = f"--{split}-data-path {prefix} --seq-length {context.seq_len} --dataloader-inter-document-masking"
         # It masks what follows an EOD. In text that is the first token of the next document; in chats, where EOS may
         # end a turn, it may be a target.
-        return f"{options} --eod-mask-loss" if context.kinds == frozenset({"text"}) else options
+        return f"{options} --eod-mask-loss" if are_running_text(context.kinds) else options
 
 
 def _refuse_padding(chunk: SequenceBatch, context: ExportContext, *, where: str) -> None:

@@ -35,7 +35,7 @@ from rowmill.kinds.reading.canonicalization import Canonicalizer, open_row_reade
 from rowmill.parts.functions import write_table
 from rowmill.schema import manifest
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN, count_tokens_by_weight
-from rowmill.schema.rows import Message, Row, is_row_id, parse_row_id
+from rowmill.schema.rows import ROW_KINDS, Message, Row, is_row_id, parse_row_id
 from rowmill.sources import GeneratedSource, RawRecord, SourcePart
 from rowmill.sources.reading import load_scans
 from rowmill.stages import catalog, raw_dataset
@@ -338,7 +338,7 @@ def _open_unread_finder(project: Project, dataset: str, part: SourcePart) -> Cal
     if options.joins_rows:
         return lambda _: ()
     reader = open_row_reader(options, project.base, dataset)
-    if not isinstance(reader, Canonicalizer) or options.row_kind == "tokens":
+    if not isinstance(reader, Canonicalizer) or ROW_KINDS[options.row_kind].is_token_ids:
         return lambda _: ()
 
     def find(record: RawRecord) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from rowmill.packing.options import Packing
 from rowmill.schema.checks import Check
 from rowmill.schema.counts import Counts
 from rowmill.schema.examples import Objective, RolloutFields
-from rowmill.schema.rows import PlainChat, Rejected, Row, RowKind
+from rowmill.schema.rows import ROW_KINDS, PlainChat, Rejected, Row, RowKind
 
 OPTION_GROUPS: dict[str, type[Config]] = {
     "reasoning": Reasoning,
@@ -346,7 +346,7 @@ def iterate_idle_options(row_kind: RowKind, truncation: Truncation, packing: Pac
         why = "packing.pack is false, so each example has its own sequence"
         for name in ("pack_strategy", "max_segments_per_example"):
             yield IdleOption("packing", name, why, "packing", "pack", other_value=True)
-    elif row_kind == "text" and packing.strategy_for(row_kind) == "concat":
+    elif ROW_KINDS[row_kind].is_running_text and packing.strategy_for(row_kind) == "concat":
         why = "packing.pack_strategy is concat, which joins all texts"
         for name in ("slice_strategy", "max_segments_per_example"):
             yield IdleOption("packing", name, why, "packing", "pack_strategy", "best_fit")

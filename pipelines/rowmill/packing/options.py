@@ -10,25 +10,13 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError
 from rowmill.core.permutation import PermutationType
-from rowmill.schema.rows import RowKind
-
-SliceStrategy = Literal["keep_start", "keep_end", "error", "split", "drop"]
+from rowmill.schema.rows import ROW_KINDS, RowKind, SliceStrategy
 
 PackStrategy = Literal["best_fit", "greedy", "concat"]
 
 Strategy = Literal["best_fit", "greedy", "concat", "single"]
 
 _SLICE_ALIASES: dict[str, SliceStrategy] = {"left": "keep_start", "right": "keep_end", "raise": "error"}
-
-_SLICE_DEFAULTS: dict[RowKind, SliceStrategy] = {
-    "conversation": "keep_start",
-    "pair": "keep_end",
-    "text": "split",
-    "record": "error",
-    "prompt": "error",
-    "tokens": "error",
-    "preference": "error",
-}
 
 
 SliceOption = Annotated[
@@ -176,9 +164,9 @@ class Packing(Config):
         """
         if self.pack is False:
             return "single"
-        joins = kind == "text" and self.pack is None and not self.share_prefixes
+        joins = ROW_KINDS[kind].is_running_text and self.pack is None and not self.share_prefixes
         chosen = self.pack_strategy or ("concat" if joins else "best_fit")
-        if chosen == "concat" and kind != "text":
+        if chosen == "concat" and not ROW_KINDS[kind].is_running_text:
             raise ConfigError(
                 f"packing.pack_strategy: concat for rows of kind {kind}; concat cuts examples anywhere, so it is only "
                 "allowed for text; choose best_fit or greedy"
@@ -190,7 +178,7 @@ class Packing(Config):
     def slice_strategy_for(self, kind: RowKind) -> SliceStrategy:
         """Resolve the slice strategy for rows of one kind."""
         # The validator has replaced every alias by its canonical name.
-        return self.slice_strategy or _SLICE_DEFAULTS[kind]  # pyrefly: ignore[bad-return]
+        return self.slice_strategy or ROW_KINDS[kind].slice_strategy  # pyrefly: ignore[bad-return]
 
 
 # ── The option group `mixture` ──

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Bools, Integers, expand_ranges
 from rowmill.core.errors import ContextOverflowError
-from rowmill.packing.options import SliceStrategy, Strategy
+from rowmill.packing.options import Strategy
+from rowmill.schema.rows import SliceStrategy
 
 # ── The plan ──
 

@@ -44,7 +44,7 @@ from rowmill.inspection.trace import (
 from rowmill.reports.console import format_view_command, link_rows
 from rowmill.schema.examples import ROW_FIELDS, WEIGHT_COLUMN, find_token_fields
 from rowmill.schema.ledger import REASON_DESCRIPTIONS
-from rowmill.schema.rows import ROW_KIND_COLUMNS
+from rowmill.schema.rows import ROW_KINDS
 
 CLASS_STYLES: Mapping[TokenClass, str] = {"trained": "green", "context": "", "template": "bright_black"}
 MAX_RAW_CHARS = 600
@@ -143,7 +143,7 @@ def _render_row(row: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 def list_kind_fields(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what a row of its kind has beside texts and messages, then the fields that are declared, as text."""
-    of_kind = (field.name for field in ROW_KIND_COLUMNS.get(row["kind"], ()))
+    of_kind = (field.name for field in ROW_KINDS[row["kind"]].columns)
     for name in (*of_kind, *find_token_fields(row), *ROW_FIELDS):
         value = row.get(name)
         if value is not None:

@@ -5,22 +5,12 @@ Checks of all data are listed in `checks/catalog.py`; those of one kind of data 
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
 from rowmill.schema.counts import Counts, Measure
-from rowmill.schema.rows import RowKind
+from rowmill.schema.rows import ROW_KINDS, RowKind
 
 Severity = Literal["error", "warn"]
-NAMES_OF_ROWS: Final[Mapping[RowKind, str]] = {
-    "conversation": "chats",
-    "pair": "pairs",
-    "text": "documents",
-    "record": "tables",
-    "preference": "preferences",
-    "prompt": "prompts",
-    "tokens": "token rows",
-}
-"""The names of row kinds in texts for users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,4 +64,4 @@ class Check:
         general = [] if remedies and len(remedies) == len(set(row_kinds)) else [self.remedy]
         if not general and len(set(remedies.values())) == 1:
             return next(iter(remedies.values()))
-        return "; ".join([*general, *(f"for {NAMES_OF_ROWS[kind]}: {text}" for kind, text in remedies.items())])
+        return "; ".join([*general, *(f"for {ROW_KINDS[kind].plural}: {text}" for kind, text in remedies.items())])

@@ -97,7 +97,7 @@ def count_tokens_by_weight(weights: pa.Array) -> dict[str, int]:
 def make_example_schema(*, weighted: bool, columns: Iterable[pa.Field] = ()) -> pa.Schema:
     """Return the schema of a part; with `loss.weights` it has the column of weights, and it ends with other `columns`.
 
-    `columns` are those of one kind of rows (`rows.EXAMPLE_COLUMNS`).
+    `columns` are those of one kind of rows (`rows.ROW_KINDS`).
     """
     return pa.schema([*EXAMPLE_SCHEMA, *((WEIGHT_FIELD,) if weighted else ()), *columns])
 

@@ -7,7 +7,7 @@ keys with nulls for absent ones, and templates print those nulls.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -19,67 +19,108 @@ from rowmill.core.json import Json
 
 RowKind = Literal["conversation", "pair", "text", "record", "prompt", "tokens", "preference"]
 
-MESSAGE_KINDS: frozenset[RowKind] = frozenset({"conversation", "prompt", "preference"})
-"""The kinds of rows that have messages."""
-
-ROW_KIND_COLUMNS: Mapping[RowKind, tuple[pa.Field, ...]] = {
-    "prompt": (
-        pa.field("ground_truth", pa.string()),
-        pa.field("data_source", pa.list_(pa.string()), nullable=False),
-        pa.field("extra", pa.string()),
-    ),
-    "tokens": (
-        pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
-        pa.field("loss_mask", pa.list_(pa.bool_()), nullable=False),
-    ),
-    "preference": (
-        pa.field("chosen", pa.string()),
-        pa.field("rejected", pa.string()),
-        pa.field("label", pa.bool_()),
-        pa.field("margin", pa.float64()),
-    ),
-}
-"""The columns that rows of one kind have beside those of all rows.
-
-prompt: `ground_truth` is JSON text, `data_source` names the verifiers, `extra` is a JSON object of carried fields.
-tokens: `loss_mask` is true where a token is a target, never at the first.
-preference: `chosen` and `rejected` are the messages after the prompt as JSON text; with a `label` there is one of them.
-"""
+SliceStrategy = Literal["keep_start", "keep_end", "error", "split", "drop"]
 
 _PROMPT_COLUMNS: tuple[pa.Field, ...] = (
+    pa.field("ground_truth", pa.string()),
+    pa.field("data_source", pa.list_(pa.string()), nullable=False),
+    pa.field("extra", pa.string()),
+)
+
+_ASKED_PROMPT_COLUMNS: tuple[pa.Field, ...] = (
     *(pa.field(name, pa.string()) for name in ("messages", "tools", "template_kwargs")),
-    *ROW_KIND_COLUMNS["prompt"],
+    *_PROMPT_COLUMNS,
 )
 """All that a trainer needs to ask a prompt again: its ids are those of one template."""
 
+
+@dataclass(frozen=True, slots=True)
+class RowKindDescription:
+    """What rows of one kind have, and what may be done to their examples."""
+
+    plural: str
+    """Their name in texts for users."""
+    columns: tuple[pa.Field, ...] = ()
+    """The columns that its rows have beside those of all rows."""
+    content_columns: tuple[str, ...] = ()
+    """Those of them in which equal rows are equal."""
+    example_columns: tuple[pa.Field, ...] = ()
+    """The columns that its examples have beside those of all examples."""
+    segment_columns: tuple[pa.Field, ...] = ()
+    """What shards have of each segment beside what all shards have; a shard has a list of them for each sequence."""
+    has_messages: bool = False
+    """Whether its rows have messages, whose places the spans of examples name."""
+    is_running_text: bool = False
+    """Whether its examples may be cut anywhere: packing joins them, and truncation splits them."""
+    is_token_ids: bool = False
+    """Whether its rows are token ids, whose text only a tokenizer knows."""
+    asks_in_text: bool = False
+    """Whether the text of a row is its prompt."""
+    fills_sequences: bool = True
+    """Whether packed examples fill their sequences; prompts are short."""
+    slice_strategy: SliceStrategy = "error"
+    """What packing does to an example that is too long, unless the recipe says it."""
+
+
+ROW_KINDS: Mapping[RowKind, RowKindDescription] = {
+    "conversation": RowKindDescription("chats", has_messages=True, slice_strategy="keep_start"),
+    "pair": RowKindDescription("pairs", asks_in_text=True, slice_strategy="keep_end"),
+    "text": RowKindDescription("documents", is_running_text=True, slice_strategy="split"),
+    "record": RowKindDescription("tables"),
+    # `ground_truth` is JSON text, `data_source` names the verifiers, `extra` is a JSON object of carried fields.
+    "prompt": RowKindDescription(
+        "prompts",
+        columns=_PROMPT_COLUMNS,
+        example_columns=_ASKED_PROMPT_COLUMNS,
+        segment_columns=_ASKED_PROMPT_COLUMNS,
+        has_messages=True,
+        fills_sequences=False,
+    ),
+    # `loss_mask` is true where a token is a target, never at the first.
+    "tokens": RowKindDescription(
+        "token rows",
+        columns=(
+            pa.field("input_ids", pa.list_(pa.int32()), nullable=False),
+            pa.field("loss_mask", pa.list_(pa.bool_()), nullable=False),
+        ),
+        content_columns=("input_ids", "loss_mask"),
+        is_token_ids=True,
+    ),
+    "preference": RowKindDescription(
+        "preferences",
+        # `chosen` and `rejected` are the messages after the prompt as JSON text; with a `label` there is one of them.
+        columns=(
+            pa.field("chosen", pa.string()),
+            pa.field("rejected", pa.string()),
+            pa.field("label", pa.bool_()),
+            pa.field("margin", pa.float64()),
+        ),
+        content_columns=("chosen", "rejected"),
+        # `sides` are 1 for a chosen or good answer, 0 for a rejected or bad one; `side_lengths` are their tokens, and
+        # each begins with the same `prompt_length` tokens.
+        example_columns=(
+            pa.field("sides", pa.list_(pa.int8()), nullable=False),
+            pa.field("side_lengths", pa.list_(pa.int32()), nullable=False),
+            pa.field("prompt_length", pa.int32(), nullable=False),
+            pa.field("margin", pa.float32()),
+        ),
+        # A segment is a side: those of a pair follow each other. Fillers have nulls.
+        segment_columns=(
+            pa.field("sides", pa.int8()),
+            pa.field("prompt_lengths", pa.int32()),
+            pa.field("margins", pa.float32()),
+        ),
+        has_messages=True,
+    ),
+}
+"""The description of each kind of rows. A further kind is one entry here, and its name above."""
+
 EXAMPLE_COLUMNS: Mapping[RowKind, tuple[pa.Field, ...]] = {
-    "prompt": _PROMPT_COLUMNS,
-    "preference": (
-        pa.field("sides", pa.list_(pa.int8()), nullable=False),
-        pa.field("side_lengths", pa.list_(pa.int32()), nullable=False),
-        pa.field("prompt_length", pa.int32(), nullable=False),
-        pa.field("margin", pa.float32()),
-    ),
+    name: kind.example_columns for name, kind in ROW_KINDS.items() if kind.example_columns
 }
-"""The columns that examples of rows of one kind have beside those of all examples.
-
-prompt: the row's messages, tools and template arguments as JSON text, and its own columns. preference: `sides` are 1
-for a chosen or good answer, 0 for a rejected or bad one; `side_lengths` are their tokens, and each begins with the same
-`prompt_length` tokens.
-"""
-
 SEGMENT_COLUMNS: Mapping[RowKind, tuple[pa.Field, ...]] = {
-    "prompt": _PROMPT_COLUMNS,
-    "preference": (
-        pa.field("sides", pa.int8()),
-        pa.field("prompt_lengths", pa.int32()),
-        pa.field("margins", pa.float32()),
-    ),
+    name: kind.segment_columns for name, kind in ROW_KINDS.items() if kind.segment_columns
 }
-"""What shards of one kind of rows have of each segment; a shard has a list of them for each sequence.
-
-A segment is a side of a preference: those of a pair follow each other. Fillers have nulls.
-"""
 
 PADDING_COLUMN = "segment_padding"
 
@@ -115,16 +156,15 @@ REFERENCE_FIELDS = (pa.field("example_files", pa.int32()), pa.field("example_row
 """The file and the row of each segment's example, in shards without tokens of their own (`packing.layout: index`)."""
 
 
+def are_running_text(kinds: Collection[RowKind]) -> bool:
+    """Return whether there are rows, and all of them are running text."""
+    return bool(kinds) and all(ROW_KINDS[kind].is_running_text for kind in kinds)
+
+
 def describe_columns(columns: Mapping[RowKind, tuple[pa.Field, ...]], kind: RowKind) -> list[str]:
     """Return the columns of one kind for a stage's identity."""
     return [f"{column.name} {column.type}" for column in columns.get(kind, ())]
 
-
-CONTENT_COLUMNS: Mapping[RowKind, tuple[str, ...]] = {
-    "tokens": ("input_ids", "loss_mask"),
-    "preference": ("chosen", "rejected"),
-}
-"""Those of `ROW_KIND_COLUMNS` in which equal rows are equal."""
 
 Message: TypeAlias = dict[str, Json]
 """A canonical message: always `role` and `content` (str); if present, `reasoning_content` (str), `tool_calls`
@@ -187,7 +227,7 @@ class Row:
     domain: str | None = None
     report: ParseReport = ParseReport()
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Values of the kind's own columns (`ROW_KIND_COLUMNS`), and of the fields that its options add."""
+    """Values of the kind's own columns (`ROW_KINDS`), and of the fields that its options add."""
     read_columns: tuple[str, ...] = ()
     """Columns of the record that the row's content was read from."""
 
@@ -287,7 +327,7 @@ ROW_SCHEMA = pa.schema(
 
 def make_row_schema(kind: RowKind, columns: Iterable[pa.Field] = ()) -> pa.Schema:
     """Return the schema of a part of a dataset whose rows are of one kind; it ends with what its options add."""
-    return pa.schema([*ROW_SCHEMA, *ROW_KIND_COLUMNS.get(kind, ()), *columns])
+    return pa.schema([*ROW_SCHEMA, *ROW_KINDS[kind].columns, *columns])
 
 
 NORMALIZATION_COLUMNS = (

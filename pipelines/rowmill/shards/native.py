@@ -157,7 +157,7 @@ def extend_schema(
     """Return the columns of sequences or of a packed shard with those that not all recipes have.
 
     `token_types` are those of further values of each token, weights first, `columns` those of a segment: of one kind of
-    rows (`rows.SEGMENT_COLUMNS`), fields of a row, padding.
+    rows (`rows.ROW_KINDS`), fields of a row, padding.
     """
     lists = (pa.field(column.name, pa.list_(column.type), nullable=False) for column in columns)
     return pa.schema([*schema, *make_token_columns(token_types), *lists])

@@ -32,7 +32,7 @@ from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import IntegrityError
 from rowmill.schema.content_hash import HASH_MODULUS
 from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, find_token_values
-from rowmill.schema.rows import SEGMENT_COLUMNS
+from rowmill.schema.rows import ROW_KINDS
 from rowmill.shards import host_scratch, native
 from rowmill.shards.native import Segments
 
@@ -83,7 +83,7 @@ class SequenceBatch(Segments):
     """S sequences as exporters receive them.
 
     is_open bool[S]: a sequence is one attention span · datasets, numbers int64 per sequence. `columns` have the values
-    per segment that not all recipes have: of one kind of rows (`rows.SEGMENT_COLUMNS`), and fields of a row.
+    per segment that not all recipes have: of one kind of rows (`rows.ROW_KINDS`), and fields of a row.
     """
 
     is_open: Bools
@@ -196,7 +196,7 @@ def _select_file_segments(table: pa.Table, selected: Ints) -> tuple[pa.Table, di
 
 
 _SEGMENT_COLUMN_NAMES = sorted(
-    {column.name for columns in SEGMENT_COLUMNS.values() for column in columns} | ROW_FIELDS.keys()
+    {column.name for kind in ROW_KINDS.values() for column in kind.segment_columns} | ROW_FIELDS.keys()
 )
 
 

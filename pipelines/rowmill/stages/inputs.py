@@ -12,7 +12,7 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
 from rowmill.schema.example_counts import JoinedExampleDetails
 from rowmill.schema.manifest import Manifest, Part, StageKey
-from rowmill.schema.rows import DOMAIN_FIELD, PADDING_FIELD, SEGMENT_COLUMNS, TREE_FIELDS, RowKind
+from rowmill.schema.rows import DOMAIN_FIELD, PADDING_FIELD, ROW_KINDS, TREE_FIELDS, RowKind
 from rowmill.schema.shard_counts import select_shards
 from rowmill.shards import native
 from rowmill.sources import SourcePart
@@ -47,7 +47,7 @@ def list_segment_columns(recipe: Recipe, kind: RowKind) -> list[pa.Field]:
 def list_filled_columns(recipe: Recipe, kind: RowKind) -> list[pa.Field]:
     """Return the columns of segments whose values come from examples."""
     domains = [DOMAIN_FIELD] if recipe.stores_domains else []
-    return [*SEGMENT_COLUMNS.get(kind, ()), *recipe.rollout_fields.row_columns, *domains]
+    return [*ROW_KINDS[kind].segment_columns, *recipe.rollout_fields.row_columns, *domains]
 
 
 def list_input_versions(store: Store, inputs: Mapping[StageKey, Manifest], stage: StageDeclaration) -> dict[str, str]:

@@ -25,6 +25,7 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema.counts import CountSet
 from rowmill.schema.length_counts import LengthCounts, TruncationCounts
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest
+from rowmill.schema.rows import ROW_KINDS
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stats.lengths import (
     choose_candidate_seq_lens,
@@ -288,7 +289,7 @@ def _cuts_into_pieces(context: StageContext) -> bool:
     if policy == "keep":
         joined = dataset.packing.strategy_for(dataset.row_kind) == "concat"
         return joined or dataset.packing.slice_strategy_for(dataset.row_kind) == "split"
-    return policy == "split" and dataset.row_kind == "text"
+    return policy == "split" and ROW_KINDS[dataset.row_kind].is_running_text
 
 
 def _make_sequence_counter(context: StageContext) -> Any:

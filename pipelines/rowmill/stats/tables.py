@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
 import pyarrow as pa
@@ -35,7 +35,7 @@ from rowmill.core.storage import Store, damaged_file_error, digest_json
 from rowmill.schema import manifest
 from rowmill.schema.counts import CountsT
 from rowmill.schema.manifest import File, Manifest, Part, StageKey, get_stage_name
-from rowmill.schema.rows import REJECTED_ROW_COLUMNS, RowKind
+from rowmill.schema.rows import REJECTED_ROW_COLUMNS, ROW_KINDS
 from rowmill.schema.shard_counts import ShardDetails
 from rowmill.schema.source_counts import SourceCounts
 
@@ -218,7 +218,7 @@ def _read_canonical_row(raw: bytes) -> dict[str, Any] | None:
         row = orjson.loads(raw)
     except orjson.JSONDecodeError:
         return None
-    return row if row.keys() <= REJECTED_ROW_COLUMNS and row["kind"] in get_args(RowKind) else None
+    return row if row.keys() <= REJECTED_ROW_COLUMNS and row["kind"] in ROW_KINDS else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -366,7 +366,7 @@ class Example:
     token_fields: Mapping[str, Numbers] = field(default_factory=dict[str, Numbers])
     """Further numbers of each token by name, [T] or [T, size]: what the row's options declare."""
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Values of the columns that only examples of its kind of rows have (`rows.EXAMPLE_COLUMNS`)."""
+    """Values of the columns that only examples of its kind of rows have (`rows.ROW_KINDS`)."""
 
     def cut(self, start: int, stop: int) -> "Example":
         """Keep tokens `[start, stop)`; removed tokens count as cut, and the new first token is not a target."""

@@ -50,8 +50,7 @@ from rowmill.kinds.shared.training_flags import (
 )
 from rowmill.schema.rows import (
     CANONICAL_FLAGS,
-    CONTENT_COLUMNS,
-    ROW_KIND_COLUMNS,
+    ROW_KINDS,
     Message,
     PlainChat,
     Rejected,
@@ -238,7 +237,7 @@ def _list_sizes(row: Row) -> set[int]:
     """Return how many messages, answers and ids a row has: as long is a list that says what of them trains."""
     sizes = {len(row.messages), sum(message["role"] not in _ASKING_ROLES for message in row.messages)}
     sizes |= {sum(message["role"] != "system" for message in row.messages)}
-    return sizes | ({len(row.columns["input_ids"])} if row.kind == "tokens" else set[int]())
+    return sizes | ({len(row.columns["input_ids"])} if ROW_KINDS[row.kind].is_token_ids else set[int]())
 
 
 _ASKING_ROLES = frozenset({"system", "user", "tool"})
@@ -266,11 +265,12 @@ def hash_row_content(row: Row) -> bytes:
     for place, message in enumerate(row.messages):
         if len(message) > _PLAIN_MESSAGE_KEYS:
             messages[place] = {key: message[key] for key in CONTENT_KEYS if key in message}
+    own = ROW_KINDS[row.kind]
     content: list[Json] = [row.kind, messages, row.tools, row.template_kwargs, row.text, row.output, row.record]
-    content += map(_digest_array, map(row.columns.__getitem__, CONTENT_COLUMNS.get(row.kind, ())))
-    if row.kind in ROW_KIND_COLUMNS:
+    content += map(_digest_array, map(row.columns.__getitem__, own.content_columns))
+    if own.columns:
         # Rows that differ in a field beside the columns of their kind are not duplicates.
-        added = sorted(row.columns.keys() - {column.name for column in ROW_KIND_COLUMNS[row.kind]})
+        added = sorted(row.columns.keys() - {column.name for column in own.columns})
         content += [[name, _digest_array(row.columns[name])] for name in added]
     return hashlib.blake2b(canonical_json(content), digest_size=HASH_BYTES).digest()
 

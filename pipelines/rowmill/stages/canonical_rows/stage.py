@@ -37,7 +37,7 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema.counts import Counts, CountSet
 from rowmill.schema.manifest import DisplayTable, Histogram, Part, add_up_counts
 from rowmill.schema.row_counts import GroupCounts, MessageCounts, RowCounts, TimeSplitCounts, UnreadCounts
-from rowmill.schema.rows import Rejected, make_row_schema
+from rowmill.schema.rows import ROW_KINDS, Rejected, make_row_schema
 from rowmill.sources.parts import HELD_OUT
 from rowmill.sources.reading import TakenGroup, load_part_groups
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
@@ -152,7 +152,7 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     identity = {"rows": rows, "removal": {name: [*versions[name], options] for name, options in filters.items()}}
     # The texts of token ids are those that the tokenizer has for them.
     named = {"tokenizer": identify_tokenizer(recipe.tokenizer_choice)}
-    return identity | leave_out | (named if filters and dataset.row_kind == "tokens" else {})
+    return identity | leave_out | (named if filters and ROW_KINDS[dataset.row_kind].is_token_ids else {})
 
 
 def _prepare_canonical_rows(context: StageContext) -> PreparedStage:
@@ -162,7 +162,7 @@ def _prepare_canonical_rows(context: StageContext) -> PreparedStage:
     selection = left_out_rows.load_selection(context)
     if selection is not None:
         outside.append(["leave_out", selection.digest])
-    if context.dataset.row_kind == "tokens" and identify_removal_filters(context.dataset.filters):
+    if ROW_KINDS[context.dataset.row_kind].is_token_ids and identify_removal_filters(context.dataset.filters):
         outside.append(open_recipe_tokenizer(context)[0].card.digest)
     return PreparedStage(tuple(outside), lambda: make_canonical_rows(context, benchmarks, selection))
 

@@ -53,7 +53,7 @@ from rowmill.schema.row_counts import (
     count_written_rows,
 )
 from rowmill.schema.rows import (
-    MESSAGE_KINDS,
+    ROW_KINDS,
     ROW_SCHEMA,
     Message,
     ParseReport,
@@ -260,7 +260,9 @@ class RowColumns:
         messages, tools, kwargs, records = zip(*self.texts, strict=True) if rows else ((), (), (), ())
         reports = [row.report for row in rows]
         asked = _find_prompts(row.messages for row in rows)
-        prompts = [row.text if row.kind == "pair" else prompt for row, prompt in zip(rows, asked, strict=True)]
+        prompts = [
+            row.text if ROW_KINDS[row.kind].asks_in_text else prompt for row, prompt in zip(rows, asked, strict=True)
+        ]
         # Rows of one schema without notes share one report object.
         each = {id(report): report for report in reports}
         places = {key: place for place, key in enumerate(each)}
@@ -346,7 +348,7 @@ def canonicalize_part(inputs: CanonicalInputs, place: PartPlace) -> PartResult:
     by_prefix = inputs.dataset.filters.deduplicate == "prefix200"
     schema = make_row_schema(inputs.dataset.row_kind, inputs.dataset.format.get_rollout_fields().columns)
     columns = RowColumns(inputs.dataset_name, schema, inputs.taken[0][0], splitter, by_prefix=by_prefix)
-    is_searched = isinstance(reader, Canonicalizer) and inputs.dataset.row_kind != "tokens"
+    is_searched = isinstance(reader, Canonicalizer) and not ROW_KINDS[inputs.dataset.row_kind].is_token_ids
     unread = UnreadTextCounter(reader.read_elsewhere if is_searched else None)
     left_out: list[str] = []
     further, most_chars = 0, inputs.dataset.source.limits.max_run_chars
@@ -363,7 +365,7 @@ def canonicalize_part(inputs: CanonicalInputs, place: PartPlace) -> PartResult:
         if value is not None and isinstance(reader, Canonicalizer):
             value = reader.restore_numbers(value, record.raw)
         made = (record.rejected,) if record.rejected else reader.read(value, arrow=part.arrow)
-        if record.value is not None and not (isinstance(made[0], Row) and made[0].kind == "text"):
+        if record.value is not None and not (isinstance(made[0], Row) and ROW_KINDS[made[0].kind].is_running_text):
             columns.note_preferences(row_id, list_present_columns(record.value, reader.unread_preferences))
         further += len(made) - 1
         for k, row in enumerate(made):
@@ -391,7 +393,7 @@ def canonicalize_part(inputs: CanonicalInputs, place: PartPlace) -> PartResult:
             is_text_file=sources.find_file_format(inputs.taken[0][0].reader).has_documents,
             samples_of_rejects=log.find_samples(),
         ),
-        count_written_messages(table, holds_messages=inputs.dataset.row_kind in MESSAGE_KINDS) + columns.count(),
+        count_written_messages(table, holds_messages=ROW_KINDS[inputs.dataset.row_kind].has_messages) + columns.count(),
         UnreadCounts(
             answer_records=0 if form.list_answer_columns() is None else read,
             records_with_preferences=len(columns.with_preferences),

@@ -41,7 +41,7 @@ from rowmill.schema.example_counts import (
 from rowmill.schema.examples import make_example_schema
 from rowmill.schema.manifest import DisplayTable, Manifest, add_up_counts
 from rowmill.schema.row_counts import RowCounts
-from rowmill.schema.rows import EXAMPLE_COLUMNS, describe_columns
+from rowmill.schema.rows import EXAMPLE_COLUMNS, ROW_KINDS, describe_columns
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.tokenized_examples import text_parts
 from rowmill.stages.tokenized_examples.conversation_examples import share_template
@@ -193,7 +193,7 @@ def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: s
         remedies = f"{form.suggest_longer_examples(dataset)}, or {form.suggest_overlong_policies(dataset)}"
         where = f"datasets.{context.dataset_name}"
         raise text_parts.make_overlong_error(limit, counts.get(RowExampleCounts), where, remedies)
-    columns = (*EXAMPLE_COLUMNS.get(dataset.row_kind, ()), *dataset.format.get_rollout_fields().columns)
+    columns = (*ROW_KINDS[dataset.row_kind].example_columns, *dataset.format.get_rollout_fields().columns)
     schema = make_example_schema(weighted=dataset.loss.has_weights, columns=columns)
     reasons = examples.reasons
 

@@ -48,7 +48,7 @@ from rowmill.schema.example_counts import (
     count_tokens_by_split,
 )
 from rowmill.schema.examples import WEIGHT_COLUMN, count_tokens_by_weight
-from rowmill.schema.rows import EXAMPLE_COLUMNS, ROW_KIND_COLUMNS, Rejected, RowKind
+from rowmill.schema.rows import ROW_KINDS, Rejected, RowKind
 from rowmill.stages.tokenized_examples import prompt_parity
 from rowmill.stages.tokenized_examples.conversation_examples import (
     ConversationEncoder,
@@ -136,7 +136,7 @@ class ExampleBuilder:
         self._fields = ExampleFields(
             dataset.loss.has_weights,
             dataset.loss.prompt_weight,
-            EXAMPLE_COLUMNS.get(dataset.row_kind, ()),
+            ROW_KINDS[dataset.row_kind].example_columns,
             fields.columns,
             fields.per_token,
         )
@@ -341,7 +341,7 @@ def _get_example_builder(store: Store, inputs: TokenizeInputs) -> "ExampleBuilde
 def tokenize_part(inputs: TokenizeInputs, place: PartPlace) -> PartResult:
     """Tokenize one part of canonical rows."""
     store, preparer = place.store, _get_example_builder(place.store, inputs)
-    kind_columns = (field.name for field in ROW_KIND_COLUMNS.get(inputs.dataset.row_kind, ()))
+    kind_columns = (field.name for field in ROW_KINDS[inputs.dataset.row_kind].columns)
     rows = store.table(inputs.rows, (*READ_COLUMNS, *kind_columns, *inputs.dataset.format.get_rollout_fields().names))
     counts = TokenizationCounts(sample=ReferenceSample(inputs.min_compared_chars))
     prepared = preparer.prepare(rows, counts)

@@ -115,13 +115,6 @@ ROW_KINDS: Mapping[RowKind, RowKindDescription] = {
 }
 """The description of each kind of rows. A further kind is one entry here, and its name above."""
 
-EXAMPLE_COLUMNS: Mapping[RowKind, tuple[pa.Field, ...]] = {
-    name: kind.example_columns for name, kind in ROW_KINDS.items() if kind.example_columns
-}
-SEGMENT_COLUMNS: Mapping[RowKind, tuple[pa.Field, ...]] = {
-    name: kind.segment_columns for name, kind in ROW_KINDS.items() if kind.segment_columns
-}
-
 PADDING_COLUMN = "segment_padding"
 
 PADDING_FIELD = pa.field(PADDING_COLUMN, pa.int32())
@@ -161,9 +154,9 @@ def are_running_text(kinds: Collection[RowKind]) -> bool:
     return bool(kinds) and all(ROW_KINDS[kind].is_running_text for kind in kinds)
 
 
-def describe_columns(columns: Mapping[RowKind, tuple[pa.Field, ...]], kind: RowKind) -> list[str]:
+def describe_columns(columns: Iterable[pa.Field]) -> list[str]:
     """Return the columns of one kind for a stage's identity."""
-    return [f"{column.name} {column.type}" for column in columns.get(kind, ())]
+    return [f"{column.name} {column.type}" for column in columns]
 
 
 Message: TypeAlias = dict[str, Json]

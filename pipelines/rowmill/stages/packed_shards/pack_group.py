@@ -58,7 +58,7 @@ from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, RolloutFields
 from rowmill.schema.indexed_shards import ExampleReferences, drop_tokens, list_token_columns, read_sequences
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import File, Part
-from rowmill.schema.rows import DOMAIN_COLUMN, DOMAIN_FIELD, EXAMPLE_COLUMNS, PADDING_COLUMN, PARENTS_COLUMN
+from rowmill.schema.rows import DOMAIN_COLUMN, DOMAIN_FIELD, PADDING_COLUMN, PARENTS_COLUMN, ROW_KINDS
 from rowmill.schema.shard_counts import (
     FILL_BINS,
     PackGroupDetails,
@@ -629,7 +629,7 @@ def _count_shard_sequences(inputs: PackGroupInputs, plan: SequencePlan) -> int:
 
     Prompts are short, and of trees the examples count, whose masks are in memory.
     """
-    if inputs.rules.row_kind != "prompt" and plan.trees is None:
+    if ROW_KINDS[inputs.rules.row_kind].fills_sequences and plan.trees is None:
         return max(1, SHARD_TOKENS // inputs.rules.seq_len)
     return max(1, SHARD_TOKENS * plan.sequences // max(1, int(plan.whole.tokens.sum())))
 
@@ -673,10 +673,10 @@ def _load_examples(inputs: PackGroupInputs, store: Store, scratch: Path | None) 
     for name, kind in inputs.token_types.items():
         like = make_zeros(0, kind)
         values[name] = _make_array(scratch, name, like.dtype, inputs.tokens, *like.shape[1:])
-    kind_columns = [field.name for field in EXAMPLE_COLUMNS.get(inputs.rules.row_kind, ())]
+    kind_columns = [field.name for field in ROW_KINDS[inputs.rules.row_kind].example_columns]
     kind_columns += ["domain"] if DOMAIN_FIELD in inputs.columns else []
     packing = inputs.rules.packing
-    finds_cuts = packing.share_prefixes and inputs.rules.row_kind == "conversation"
+    finds_cuts = packing.share_prefixes and ROW_KINDS[inputs.rules.row_kind].has_messages
     cuts = _make_array(scratch, "cuts", np.bool_, inputs.tokens) if finds_cuts else None
     small: list[pa.Table] = []
     at = 0

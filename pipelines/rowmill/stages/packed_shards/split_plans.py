@@ -34,7 +34,7 @@ from rowmill.packing.prefix_trees import SortedPieces, plan_trees
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import File
-from rowmill.schema.rows import EXAMPLE_COLUMNS, RowKind
+from rowmill.schema.rows import ROW_KINDS, RowKind
 from rowmill.sources.reading import load_source_parts
 from rowmill.stages.base import StageContext
 from rowmill.stages.inputs import load_origin
@@ -370,7 +370,7 @@ def hold_out_groups(
 
 
 def _read_lengths(context: StageContext, files: Sequence[File], rules: PackingRules) -> ExampleLengths:
-    own = [one.name for one in EXAMPLE_COLUMNS.get(rules.row_kind, ()) if one.name == SIDE_LENGTHS]
+    own = [one.name for one in ROW_KINDS[rules.row_kind].example_columns if one.name == SIDE_LENGTHS]
     tables = read_tables(context.store, files, ["tokens", "trained_tokens", "split", *own])
 
     def read_column(part: int, name: str) -> Any:

@@ -30,7 +30,7 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema.counts import CountSet, compute_share
 from rowmill.schema.example_counts import ExampleCounts
 from rowmill.schema.manifest import DisplayTable, File, Histogram, Part, add_up_counts
-from rowmill.schema.rows import SEGMENT_COLUMNS, describe_columns
+from rowmill.schema.rows import ROW_KINDS, describe_columns
 from rowmill.schema.shard_counts import (
     FILL_BINS,
     PackGroupDetails,
@@ -75,7 +75,7 @@ def identify_packed_shards(recipe: Recipe, name: str) -> dict[str, Any]:
         "seq_len": recipe.seq_len,
         "carved": None if held is None else [held, dataset.splits.model_dump(mode="json")],
         "weights": [dataset.loss.has_weights, recipe.has_loss_weights],
-        "columns": describe_columns(SEGMENT_COLUMNS, dataset.row_kind),
+        "columns": describe_columns(ROW_KINDS[dataset.row_kind].segment_columns),
         "rollout_fields": recipe.rollout_fields.describe(),
     }
 

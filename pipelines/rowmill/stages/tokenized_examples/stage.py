@@ -41,7 +41,7 @@ from rowmill.schema.example_counts import (
 from rowmill.schema.examples import make_example_schema
 from rowmill.schema.manifest import DisplayTable, Manifest, add_up_counts
 from rowmill.schema.row_counts import RowCounts
-from rowmill.schema.rows import EXAMPLE_COLUMNS, ROW_KINDS, describe_columns
+from rowmill.schema.rows import ROW_KINDS, describe_columns
 from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.tokenized_examples import text_parts
 from rowmill.stages.tokenized_examples.conversation_examples import share_template
@@ -130,7 +130,7 @@ def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
             "keeps_overlong": dataset.keeps_overlong,
             "limit": recipe.limit_of(name),
             "vocab_size": recipe.vocab_size,
-            "columns": describe_columns(EXAMPLE_COLUMNS, dataset.row_kind),
+            "columns": describe_columns(ROW_KINDS[dataset.row_kind].example_columns),
         }
     named = identify_tokenizer(recipe.tokenizer_choice)
     if joint is not None and joint.reads_tokenizer_name():

@@ -233,7 +233,7 @@ def _open_pipeline(
         return kept[key]
     base = Path.cwd()
     dataset = _parse_dataset({name: dict(values) for name, values in groups.items()}, max_seq_len, base)
-    if dataset.format.get_objective() != "next_token":
+    if not dataset.format.predicts_next_token():
         raise ConfigError(
             f"options.format.kind: {dataset.format.get_name()} rows are not examples of next-token training; expected "
             "conversations, pairs, texts or tokens; build a recipe, and read its partitions or an export"

@@ -63,7 +63,7 @@ class LLaMAFactory(TableExport):
         """Refuse packed preferences, and a split that LLaMA-Factory does not read."""
         super().refuse(summary)
         for name, facts in summary.datasets.items():
-            if self.unit == "packed" and facts.objective != "next_token":
+            if self.unit == "packed" and self.count_together(facts.objective) is not None:
                 raise ConfigError(
                     f"unit: packed with datasets.{name}, whose objective is {facts.objective}; LLaMA-Factory packs "
                     "only for fine-tuning; delete unit"

@@ -52,7 +52,7 @@ def choose_teacher(project: Project, dataset: str | None, changes: Mapping[str, 
         )
     chosen = dict(recipe.datasets)
     for name, options in recipe.datasets.items():
-        if dataset not in (None, name) or (dataset is None and options.format.get_objective() != "next_token"):
+        if dataset not in (None, name) or (dataset is None and not options.format.predicts_next_token()):
             continue
         values = {} if options.teacher is None else options.teacher.model_dump()
         if values or changes:

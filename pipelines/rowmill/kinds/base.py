@@ -229,6 +229,14 @@ class DatasetKind(Config):
         """Return what a trainer does with the examples."""
         return "next_token"
 
+    def predicts_next_token(self) -> bool:
+        """Return whether each trained token of an example is predicted from those before it, and nothing else is."""
+        return self.get_objective() == "next_token"
+
+    def has_targets(self) -> bool:
+        """Return whether examples have tokens that train."""
+        return True
+
     def uses_template(self) -> bool:
         """Return whether a chat template renders its rows."""
         return "template" in self.GROUPS and "chat_template" not in self.FIELDS_NOT_READ.get("template", ())

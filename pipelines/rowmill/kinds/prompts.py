@@ -175,6 +175,10 @@ class Prompts(MessageColumns):
         """Return that nothing is trained: the model answers the prompts."""
         return "prompts"
 
+    def has_targets(self) -> bool:
+        """Return false: nothing of a prompt trains."""
+        return False
+
     def list_answer_columns(self) -> None:
         """Return nothing: no answer of the data is trained, so none needs to be told from a bad one."""
 

@@ -136,7 +136,7 @@ def create_project(
         else:
             present = {line.strip().strip("/") for line in existing_text.splitlines()}
             missing[path] = [line for line in IGNORED if line.rstrip("/") not in present]
-    untrained = [dataset.name for dataset in datasets if _read_kind(dataset.found).get_objective() == "prompts"]
+    untrained = [dataset.name for dataset in datasets if not _read_kind(dataset.found).has_targets()]
     return NewProject(recipe, written, missing, untrained)
 
 

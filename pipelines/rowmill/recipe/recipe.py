@@ -160,11 +160,10 @@ class Dataset(DatasetOptions):
         """Return why a teacher cannot score these examples; empty if it can, or there is none."""
         if self.teacher is None:
             return ""
-        objective = self.format.get_objective()
-        if objective != "next_token":
+        if not self.format.predicts_next_token():
             return (
-                f"teacher: {self.format.get_name()} rows have the objective {objective}; scores are of next_token "
-                "examples; delete teacher"
+                f"teacher: {self.format.get_name()} rows have the objective {self.format.get_objective()}; scores "
+                "are of next_token examples; delete teacher"
             )
         if self.loss.has_weights:
             option = "weights: true" if self.loss.weights else f"prompt_weight: {self.loss.prompt_weight:g}"
@@ -528,7 +527,7 @@ class Recipe(Config):
     def _prefixes_can_be_shared(self) -> "Recipe":
         sharing = [name for name, dataset in self.datasets.items() if dataset.packing.share_prefixes]
         for name, dataset in self.datasets.items() if sharing else ():
-            if dataset.format.get_objective() != "next_token":
+            if not dataset.format.predicts_next_token():
                 raise ValueError(
                     f"datasets.{sharing[0]}.packing.share_prefixes: true beside datasets.{name}, which has examples of "
                     f"kind {dataset.row_kind}; one trainer reads all datasets, and only examples that predict the next "
@@ -694,6 +693,11 @@ class Recipe(Config):
     def objective(self) -> Objective:
         """What a trainer does with the examples of all datasets."""
         return next(iter(self.datasets.values())).format.get_objective()
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether examples have tokens that train."""
+        return next(iter(self.datasets.values())).format.has_targets()
 
     @property
     def has_loss_weights(self) -> bool:

@@ -552,7 +552,7 @@ class ConversationReader:
         self._flag_names = frozenset(self._flags)
         self._not_kept = CANONICAL_FLAGS | {name for name, meaning in self._flags.items() if meaning != "ignore"}
         # Of a prompt nothing trains, whatever its flags say.
-        self._searches_flags = columns.get_objective() != "prompts"
+        self._searches_flags = columns.has_targets()
         own = {name: name for name in (*KNOWN_ROLES, *self._speakers, FUNCTION_CALL)}
         self._roles: dict[str, str] = {**MAPPED_ROLES, **own, **columns.role_map}
         known = {*KNOWN_ROLES, *self._speakers}

@@ -411,6 +411,8 @@ class ConversationExampleBuilder:
     """Builds the examples of one dataset's conversations; its subclasses those of prompts and preferences."""
 
     kind: ClassVar[RowKind] = "conversation"
+    judges_masks: ClassVar[bool] = True
+    """Whether a share of the rows is judged after they are masked; prompts and sides are judged while they are."""
 
     def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None:
         """Store the steps of a conversation; other kinds split and mask one otherwise."""
@@ -434,7 +436,7 @@ class ConversationExampleBuilder:
             if self._steps.dataset.reasoning.think_max_tokens:
                 shortened = self._steps.limit_reasoning(shortened)
             candidates = self._render(self._split(shortened), hidden[1], counts)
-            if self.kind == "conversation" and not isinstance(candidates, Rejected):
+            if self.judges_masks and not isinstance(candidates, Rejected):
                 # A row that is split, or has stand-ins of control strings, is masked once more to be judged.
                 is_whole = len(candidates) == 1 and candidates[0].only is None and not hidden[1]
                 made = candidates[0].masked if is_whole else None
@@ -598,6 +600,7 @@ class PromptExampleBuilder(ConversationExampleBuilder):
     """Builds the examples of one dataset's prompts; nothing shortens one, since the kind refuses such policies."""
 
     kind = "prompt"
+    judges_masks = False
 
     def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None:
         super().__init__(encoder, limit)
@@ -619,6 +622,7 @@ class PreferenceExampleBuilder(ConversationExampleBuilder):
     """Builds the examples of one dataset's preferences: one of both sides, or one of each."""
 
     kind = "preference"
+    judges_masks = False
 
     def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None:
         super().__init__(encoder, limit)
@@ -660,7 +664,7 @@ class PreferenceExampleBuilder(ConversationExampleBuilder):
         assert isinstance(row, PreferenceConversation)
         if isinstance(parts, Rejected):
             return parts
-        paired = self._steps.dataset.format.get_objective() == "paired"
+        paired = self._steps.dataset.format.count_sides() > 1
         shorten = partial(self._remove_exchanges, row, candidates)
         return finish_sides(parts, row.sides, row.margin, self._limit, counts, shorten, is_paired=paired)
 

@@ -77,7 +77,7 @@ class BatchedChatPath:
         judge: RowJudge,
     ) -> None:
         """Store the arguments; no layout is learned yet. With `trains`, examples must have a target; else prompts."""
-        self._trains = trains
+        self.trains = trains
         self._find_layout = masker.find_layout if trains else masker.find_prompt_layout
         self._mask = masker.mask if trains else masker.render_prompt
         self._encoder = encoder
@@ -97,7 +97,7 @@ class BatchedChatPath:
             return None
         batch = self._encode_batch(chosen, counts)
         kept = ~batch.bad
-        if self._trains:
+        if self.trains:
             kept &= batch.columns.original_trained > 0
         if self._limit is not None:
             kept &= batch.columns.original_tokens <= self._limit
@@ -195,7 +195,7 @@ class BatchedChatPath:
             if judged[shape.roles] >= JUDGED_ROWS:
                 continue
             judged[shape.roles] += 1
-            if self._judge.reject(one, masked) if self._trains else self._judge.reject_prompt(one, masked.text):
+            if self._judge.reject(one, masked) if self.trains else self._judge.reject_prompt(one, masked.text):
                 return False
         return True
 

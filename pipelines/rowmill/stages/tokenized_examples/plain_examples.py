@@ -420,7 +420,7 @@ class RawPreferenceExampleBuilder:
     def __init__(self, texts: PlainTextExampleBuilder, limit: LengthLimit) -> None:
         self._texts = texts
         self._limit = limit
-        self._is_paired = texts.dataset.format.get_objective() == "paired"
+        self._is_paired = texts.dataset.format.count_sides() > 1
 
     def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build the examples of each row: one of both sides, or one of each."""

@@ -144,7 +144,7 @@ class ExampleBuilder:
             ExampleBuilder, dataset=dataset, spec=spec, limit=limit, base=base, vocab_size=vocab_size
         )
         self._encoder = encoder
-        self._trains = dataset.format.get_objective() != "prompts"
+        self._trains = dataset.format.has_targets()
         length = LengthLimit.of_dataset(dataset, limit)
         plain_texts = PlainTextExampleBuilder(encoder, dataset, length)
         self._steps = None if spec is None else ConversationEncoder.open(encoder, dataset, spec)
@@ -200,7 +200,7 @@ class ExampleBuilder:
                     plain = self._fast_paths[kind].take(some, some_places, counts)
                     if plain is not None:
                         fast.append(plain)
-                        on_fast_path += [plain.rows] if kind == "conversation" else []
+                        on_fast_path += [plain.rows] if self._fast_paths[kind].trains else []
                         left = np.isin(some_places, plain.rows, invert=True)
                         some, some_places = some.filter(pa.array(left)), some_places[left]
                 if not len(some_places):
@@ -244,17 +244,17 @@ def _open_fast_paths(encoder: ConversationEncoder, limit: LengthLimit) -> dict[R
     """Open the fast path of each kind that has one; rows over the limit leave it again, unless they are kept whole."""
     if encoder.cuts_apart or encoder.bos is not None:
         return {}
-    kinds: tuple[RowKind, ...] = ("conversation", "prompt")
+    trains: dict[RowKind, bool] = {"conversation": True, "prompt": False}
     return {
         kind: BatchedChatPath(
             encoder.masker,
             encoder.encoder,
             encoder.control,
-            trains=kind == "conversation",
+            trains=has_targets,
             limit=None if limit.keeps_all(kind) else limit.tokens,
             judge=encoder.judge,
         )
-        for kind in kinds
+        for kind, has_targets in trains.items()
     }
 
 
@@ -365,7 +365,7 @@ def tokenize_part(inputs: TokenizeInputs, place: PartPlace) -> PartResult:
     kept_ids, row_count = kept.column("row_id"), rows.num_rows
     by_split = count_tokens_by_split(table)
     original = table.column("original_tokens").to_numpy().astype(np.int64)
-    trains = inputs.dataset.format.get_objective() != "prompts"
+    trains = inputs.dataset.format.has_targets()
     overlong = _list_overlong_rows(inputs, table)
     counted: list[Counts] = [
         ExampleCounts(

@@ -398,7 +398,7 @@ def make_training_splits(context: StageContext) -> StageOutput:
             OrderCounts(
                 sequences=total,
                 dropped_places=sum(map(len, source.steps.dropped)),
-                has_targets=context.recipe.objective != "prompts",
+                has_targets=context.recipe.has_targets,
                 largest_share_error=round(measure_share_error(source.schedule, written.labels), 6),
             ),
             *leaks.counts,
@@ -432,7 +432,7 @@ def _name_load(recipe: Recipe) -> Load:
     """Return the column of `rank_steps` that ranks are balanced by; prompts have no targets, so all tokens count."""
     if recipe.partitions.balance == "flops":
         return "flops"
-    return "tokens" if recipe.objective == "prompts" else "trained_tokens"
+    return "trained_tokens" if recipe.has_targets else "tokens"
 
 
 def _draw_loads(store: Store, written: WrittenOrder) -> dict[str, Histogram]:

@@ -79,10 +79,18 @@ def get_packed_shards(context: StageContext) -> dict[str, Manifest]:
     return {name: context.inputs[(context.recipe.name, name, PACKED_SHARDS)] for name in context.recipe.datasets}
 
 
-def list_shard_columns(recipe: Recipe, kind: RowKind) -> tuple[tuple[str, str], ...]:
-    """Return the names and types of what packed shards give readers, an index of tokens the same as copies of them."""
-    schema = native.extend_schema(native.SHARD_SCHEMA, recipe.token_types, list_segment_columns(recipe, kind))
+def make_shard_schema(recipe: Recipe, kind: RowKind) -> pa.Schema:
+    """Return the columns that packed shards give readers; the files of an index lack those of tokens."""
+    return native.extend_schema(native.SHARD_SCHEMA, recipe.token_types, list_segment_columns(recipe, kind))
+
+
+def describe_schema(schema: pa.Schema) -> tuple[tuple[str, str], ...]:
+    """Return the names and types of columns."""
     return tuple((field.name, str(field.type)) for field in schema)
+
+
+def _get_shard_columns(packed: Manifest) -> tuple[tuple[str, str], ...]:
+    return tuple((name, kind) for name, kind in packed.details["columns"])
 
 
 def open_joined_shards(context: StageContext) -> dict[str, Manifest]:
@@ -92,13 +100,14 @@ def open_joined_shards(context: StageContext) -> dict[str, Manifest]:
     recipe. Raises IntegrityError, since no batch can hold both.
     """
     packed = get_packed_shards(context)
-    common = set.intersection(*(set(one.schema) for one in packed.values()))
+    columns = {name: _get_shard_columns(one) for name, one in packed.items()}
+    common = set.intersection(*map(set, columns.values()))
     forms: dict[str, dict[str, list[str]]] = {}
     for name, one in packed.items():
         for what, form in (
             ("tokenizers", f"tokenizer {str(one.card['tokenizer_digest'])[:12]}"),
             ("lengths of sequences", f"seq_len {one.card['seq_len']}"),
-            ("sets of columns", _describe_columns(one.schema, common)),
+            ("sets of columns", _describe_columns(columns[name], common)),
         ):
             forms.setdefault(what, {}).setdefault(form, []).append(name)
     for what, found in forms.items():
@@ -115,12 +124,13 @@ def require_form_of_recipe(context: StageContext, packed: Mapping[str, Manifest]
     """Refuse shards that were packed for another sequence length or other columns than the recipe's now."""
     recipe = context.recipe
     for name, one in packed.items():
-        wanted = list_shard_columns(recipe, recipe.datasets[name].row_kind)
-        if int(one.card["seq_len"]) != recipe.seq_len or one.schema != wanted:
-            common = {*one.schema} & {*wanted}
+        wanted = describe_schema(make_shard_schema(recipe, recipe.datasets[name].row_kind))
+        found = _get_shard_columns(one)
+        if int(one.card["seq_len"]) != recipe.seq_len or found != wanted:
+            common = {*found} & {*wanted}
             raise IntegrityError(
                 f"{'/'.join(context.key)}: the shards of {name} were packed with seq_len {one.card['seq_len']} and "
-                f"{_describe_columns(one.schema, common)}; the recipe has seq_len {recipe.seq_len} and "
+                f"{_describe_columns(found, common)}; the recipe has seq_len {recipe.seq_len} and "
                 f"{_describe_columns(wanted, common)}; build {name}/{PACKED_SHARDS} again, or set the options back "
                 "that it was packed under"
             )

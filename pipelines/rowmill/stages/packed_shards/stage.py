@@ -29,6 +29,7 @@ from rowmill.parts.context import StageOutput
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.counts import CountSet, compute_share
 from rowmill.schema.example_counts import ExampleCounts
+from rowmill.schema.indexed_shards import drop_tokens, list_token_columns
 from rowmill.schema.manifest import DisplayTable, File, Histogram, Part, add_up_counts
 from rowmill.schema.rows import ROW_KINDS, describe_columns
 from rowmill.schema.shard_counts import (
@@ -261,6 +262,7 @@ def make_packed_shards(context: StageContext) -> StageOutput:
     packing, saved = counts.get(PackingCounts), counts.find(SharedPrefixCounts)
     fills = [packing.sequences_by_fill.get(name_fill_bin(number), 0) for number in range(FILL_BINS)]
     edges = tuple(number / FILL_BINS for number in range(FILL_BINS + 1))
+    columns = inputs.make_shard_schema(context.recipe, context.dataset.row_kind)
     return StageOutput(
         parts=[*parts, *side],
         counts=counts,
@@ -272,7 +274,8 @@ def make_packed_shards(context: StageContext) -> StageOutput:
         ],
         tables=_tabulate_splits(context, packing, shards),
         histograms={"fill": Histogram("fill", "share of seq_len", edges, tuple(fills))},
-        schema=inputs.list_shard_columns(context.recipe, context.dataset.row_kind),
+        schema=inputs.describe_schema(_make_file_schema(context, columns)),
+        details={"columns": inputs.describe_schema(columns)},
         card=build_shard_card(context),
         parts_reused=sum(made.reused for made in maps),
         rows_made=sum(made.rows_made for made in maps),
@@ -328,6 +331,14 @@ def _tabulate_splits(context: StageContext, packing: PackingCounts, shards: Sequ
 
 SHARED_TOKEN_BYTES = 12
 """What a token would take if it stood once more: its id, label and position, before compression."""
+
+
+def _make_file_schema(context: StageContext, columns: pa.Schema) -> pa.Schema:
+    """Return the columns of the shards' files: in an index, references to examples instead of tokens."""
+    if context.dataset.packing.layout == "copied":
+        return columns
+    none = np.zeros(0, np.int64)
+    return drop_tokens(columns.empty_table(), none, none, list_token_columns(context.recipe.token_types)).schema
 
 
 def _summarize_packed_shards(counts: CountSet, rows: str) -> Sequence[str]:

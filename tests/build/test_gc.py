@@ -1,6 +1,9 @@
 """Garbage collection keeps what the next build reuses, and removes what killed builds left."""
 
 import json
+import shutil
+import signal
+from itertools import count
 from pathlib import Path
 
 import orjson
@@ -11,8 +14,12 @@ from rowmill.build.gc import collect_garbage
 from rowmill.core.errors import IntegrityError
 from rowmill.inspection import verify
 from rowmill.reader import Reader
+from rowmill.schema import manifest
+from rowmill.stats.tables import split_stage_key
 from tests.support.cli_project import CliProject
+from tests.support.random_life import PATIENCE_S, PROCESSES, run_and_die
 from tests.support.recipes import PAIR, Workspace, pair
+from tests.support.tiers import mark_all_but
 
 
 def collect(workspace: Workspace) -> None:
@@ -67,6 +74,74 @@ def test_removed_versions_take_their_intermediate_parts_along(tmp_path: Path) ->
     collect(workspace)
     remaining = {path.name for path in folder.iterdir()}
     assert remaining == {*(part.fingerprint for part in kept.parts), *kept.details["made_of"]}
+
+
+# ── Killed collections ─────────────────────────────────────────────────────────────────────────────
+
+KILLS_APART = 8
+"""A collection is killed before each change of a file or folder, in CI before every eighth one."""
+
+
+def list_tree(folder: Path) -> set[str]:
+    names = (share.LOCK_NAME, ".lock")
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.name not in names}
+
+
+def list_tables(folder: Path, output: manifest.Manifest) -> set[str]:
+    """Return the files of an output's statistics."""
+    recipe, scope = split_stage_key(output.key)
+    files = folder.glob(f"stats/*/recipe={recipe}/scope={scope}/version={output.version}/*.parquet")
+    return {str(path.relative_to(folder)) for path in files}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", mark_all_but([1], range(1, KILLS_APART + 1)))
+def test_killed_collection_leaves_whole_versions_and_the_next_one_finishes(tmp_path: Path, first: int) -> None:
+    workspace = Workspace(tmp_path / "project").one("rows.jsonl", [pair(i) for i in range(20)], PAIR)
+    workspace.build()
+    workspace.write("rows.jsonl", [pair(i) for i in range(25)])
+    workspace.build()
+    project, folder, before = workspace.project, workspace.store, tmp_path / "before"
+    shutil.copytree(folder, before)
+    collect(workspace)
+    collected = list_tree(folder)
+    assert len(list_tree(before) - collected) > 50
+
+    kills = 0
+    for last in count(first, KILLS_APART):
+        shutil.rmtree(folder)
+        shutil.copytree(before, folder)
+        process = PROCESSES.Process(target=run_and_die, args=(workspace.config, str(folder), "gc", last))
+        process.start()
+        process.join(PATIENCE_S)
+        if process.exitcode == 0:
+            break
+
+        assert process.exitcode == -signal.SIGKILL
+        kills += 1
+        outputs = [one for step in steps.plan_steps(project) for one in manifest.list_outputs(project.store, step.key)]
+        assert [one.key for one in outputs if list_tables(folder, one) != list_tables(before, one)] == []
+        files = [file for one in outputs for part in one.parts for file in part.files.values()]
+        assert [file.path for file in files if not project.store.has(file)] == []
+        collect(workspace)
+        assert list_tree(folder) == collected
+    assert kills > 10
+
+
+def test_statistics_without_an_output_are_removed_and_those_of_a_stage_the_recipe_lost_stay(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path).one("rows.jsonl", [pair(i) for i in range(5)], PAIR)
+    workspace.build()
+    stats = workspace.store / "stats" / "builds" / "recipe=mini" / "scope=rows"
+    names = [stats / f"version={'0123abcd' * 4}", stats / f"version={'4567cdef' * 4}"]
+    for path in names:
+        shutil.copytree(next(stats.iterdir()), path)
+    other = workspace.store / "mini" / "rows" / "generated_series" / "versions"
+    other.mkdir(parents=True)
+    (other / f"{'4567cdef' * 4}-{'0' * 32}.json").write_bytes(b"{}")
+
+    collect(workspace)
+
+    assert [path.exists() for path in names] == [False, True]
 
 
 # ── What trainers open ─────────────────────────────────────────────────────────────────────────────

@@ -8,6 +8,9 @@ it, whatever was built later. Removed: other manifests, parts that no kept manif
 staged copies, and leftovers of killed builds: scratch folders and files with temporary names. A part that was
 rewritten, without its duplicates or with other splits, is named in its manifest's details, because the next build
 starts from it.
+
+Manifests are removed first, then the statistics of versions without a manifest, then files that no manifest names. So
+a version that can be found is whole, wherever the process is killed, and the next garbage collection finishes.
 """
 
 import os
@@ -20,14 +23,18 @@ from rowmill.build.gate import find_held_version
 from rowmill.build.prepare import SHARE_VERSIONS_FOLDER
 from rowmill.build.steps import Project, plan_steps
 from rowmill.checks import cross_stage, drift, judge
-from rowmill.core.storage import Store
+from rowmill.core.stage_names import EXPORTS
+from rowmill.core.storage import Store, map_reads
 from rowmill.reader.published import find_published_version
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest, StageKey, get_stage_folder
-from rowmill.stats.tables import remove_version_tables, split_stage_key
+from rowmill.stats.tables import RECIPE_SCOPE, list_recorded_versions, remove_version_tables, split_stage_key
 
 LOCK_WAIT_S = 10.0
 """Seconds to wait for a build of the same stage: garbage collection can be done later."""
+
+MANIFEST_KINDS = ("manifest", "version")
+"""Kinds of garbage that are the two copies of a manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +91,32 @@ def collect_garbage(project: Project, *, keep: int, dry_run: bool) -> list[Garba
             unfinished = [path for path in store.list_unfinished(get_stage_folder(key)) if not path.startswith(folders)]
             found += [("unfinished file", path) for path in unfinished]
             items += [GarbageItem(key, kind, path, _measure_size(store, path)) for kind, path in found]
-            if not dry_run:
-                recipe, scope = split_stage_key(key)
-                for version in {output.version for output in known} - {output.version for output in kept}:
-                    remove_version_tables(store, recipe, scope, version)
         if not dry_run:
-            # Manifests are removed before their parts: if the process is killed, no manifest names missing files.
             for item in items:
-                store.remove(item.path)
+                if item.kind in MANIFEST_KINDS:
+                    store.remove(item.path)
+            for recipe, scope in dict.fromkeys(map(split_stage_key, keys)):
+                _remove_unowned_statistics(store, recipe, scope)
+            for item in items:
+                if item.kind not in MANIFEST_KINDS:
+                    store.remove(item.path)
             store.remove_unfinished()
     return items
+
+
+def _remove_unowned_statistics(store: Store, recipe: str, scope: str) -> None:
+    """Remove the tables of versions that no stage of a scope has, such as those of a gc that was killed."""
+    recorded = list_recorded_versions(store, recipe, scope)
+    # Listed afterwards: statistics are written after their manifest. Also of stages that the recipe no longer has.
+    if scope == RECIPE_SCOPE:
+        stages = [f"{recipe}/{name}" for name in store.list(recipe)]
+    else:
+        stages = [f"{recipe}/{scope}/{name}" for name in store.list(f"{recipe}/{scope}")]
+        stages.append(get_stage_folder((recipe, EXPORTS, scope)))
+    names = map_reads(store, lambda stage: store.list(f"{stage}/versions"), stages)
+    owned = {name.partition("-")[0] for of_stage in names for name in of_stage}
+    for version in sorted(recorded - owned):
+        remove_version_tables(store, recipe, scope, version)
 
 
 def _find_garbage(store: Store, key: StageKey, kept: list[Manifest]) -> Iterator[tuple[str, str]]:

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from rowmill.core.arrow_files import SUFFIX
 from rowmill.core.errors import DamagedFileError, PipelineError, SchemaError
 from rowmill.core.stage_names import CANONICAL_ROWS, EXPORTS, RAW_DATASET
-from rowmill.core.storage import Store, damaged_file_error, digest_json
+from rowmill.core.storage import Store, damaged_file_error, digest_json, map_reads
 from rowmill.schema import manifest
 from rowmill.schema.counts import CountsT
 from rowmill.schema.manifest import File, Manifest, Part, StageKey, get_stage_name
@@ -627,6 +627,17 @@ def write_check_results(
     ]
     when = {"judged_at": judged_at or datetime.now(UTC).isoformat(timespec="microseconds")}
     _append_lines(store, folder, "part", SCHEMAS["check_results"], lines, date=lambda _: when, prune=False)
+
+
+def list_recorded_versions(store: Store, recipe: str, scope: str) -> set[str]:
+    """Return the versions of a scope that any table has rows of."""
+    folders = [f"stats/{table}/recipe={recipe}/scope={scope}" for table in SCHEMAS]
+    return {
+        name.removeprefix("version=")
+        for names in map_reads(store, store.list, folders)
+        for name in names
+        if name.startswith("version=")
+    }
 
 
 def remove_version_tables(store: Store, recipe: str, scope: str, version: str) -> None:

@@ -176,6 +176,15 @@ def is_kept(build: Build) -> bool:
     return any(name.startswith(ranks.version) for name in names)
 
 
+def require_kept(build: Build) -> None:
+    """Raise FileNotFoundError if `gc` has removed a build: what was read of its statistics may then not be all.
+
+    Manifests are removed first.
+    """
+    if not is_kept(build):
+        raise FileNotFoundError(f"{build.recipe}: version {build.version} is not kept")
+
+
 def _load(store: Store, key: StageKey, version: str | None) -> Manifest | None:
     if version is None:
         return None

@@ -16,7 +16,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.json import to_json
 from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, TOKENIZED_EXAMPLES
 from rowmill.schema.manifest import File
-from rowmill.viewer.builds import Build
+from rowmill.viewer.builds import Build, require_kept
 
 if TYPE_CHECKING:
     import duckdb
@@ -189,6 +189,7 @@ def read_list(
         lines = _add_columns(connection, build, lines)
     if query.name == "rows" and not needs_tokens:
         _add_tokens(connection, build, lines)
+    require_kept(build)
     return ListPage(lines, total, has_more)
 
 
@@ -296,7 +297,9 @@ def read_segments(
         "USING (dataset, row_id) ORDER BY s.dataset, s.sequence_id, s.segment"
     )
     found: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for line in _fetch(connection, sql, [*packed.values, *rows.values]):
+    lines = _fetch(connection, sql, [*packed.values, *rows.values])
+    require_kept(build)
+    for line in lines:
         found.setdefault((line["dataset"], line["sequence_id"]), []).append(line)
     return found
 

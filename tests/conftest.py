@@ -87,17 +87,39 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 FIRST = (
-    "test_browser.py",
-    "test_real_templates.py",
-    "test_ray_cluster.py",
-    "test_dagster_server.py",
-    "test_gates.py",
-    "test_nights.py",
-    "test_ray_faults.py",
+    "test_tracking.py",
+    "test_options_of_kinds.py",
+    "test_going_back.py",
     "test_object_store.py",
+    "test_ray_cluster.py",
+    "test_browser.py",
+    "test_viewer_in_browser.py",
+    "test_main.py",
+    "test_site_in_browser.py",
+    "test_gates.py",
+    "test_indexed_shards.py",
+    "test_alerts.py",
+    "test_dagster_server.py",
+    "test_teacher_scores.py",
+    "test_robustness.py",
+    "test_remote.py",
     "test_fault_campaigns.py",
+    "test_tokenizer_source.py",
+    "test_bad_input.py",
+    "test_outside_builds.py",
+    "test_tokenizer.py",
+    "test_table_partitions.py",
+    "test_views.py",
+    "test_recorded_versions.py",
+    "test_real_templates.py",
+    "test_worker_processes.py",
+    "test_damage.py",
+    "test_real_tables.py",
+    "test_forked_workers.py",
+    "test_trackers.py",
+    "test_ray_faults.py",
 )
-"""The files that take longest: begun last, they would leave the other core idle."""
+"""The files that take longer than 20 s, the longest first: one that begins last leaves the other workers idle."""
 
 
 class Progress:

@@ -37,7 +37,7 @@ _MAX_OPEN = 2
 
 _ENCODERS: dict[str, Encoder] = {}
 """Tokenizers by their path in a store, which names their content and never changes: a trial in memory reads and opens
-what the build needs."""
+what the build needs, and another store gets what this process has open."""
 
 
 class TokenizerContext(Protocol):
@@ -68,9 +68,9 @@ def open_recipe_tokenizer(context: TokenizerContext) -> tuple[LoadedTokenizer, s
             return open_encoder(context.store.root, path).loaded, path
         except DamagedFileError as error:
             _LOG.warning("%s; it is made again", error.damage)
-    encoder = tokenizer.load_encoder(found)
+    encoder = keep_latest(_ENCODERS, path, _MAX_OPEN, lambda: tokenizer.load_encoder(found))
     write_tokenizer(context.store, path, encoder.loaded)
-    return keep_latest(_ENCODERS, path, _MAX_OPEN, lambda: encoder).loaded, path
+    return encoder.loaded, path
 
 
 def open_encoder(root: str, path: str) -> Encoder:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, partial
 from itertools import accumulate, pairwise, takewhile
+from types import CodeType
 from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
@@ -27,6 +28,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from numpy.typing import NDArray
 
+from rowmill.core.caches import RecentValues
 from rowmill.core.json import Json
 from rowmill.core.template_sandbox import Sandbox, estimate_printed_size
 from rowmill.schema.rows import Message
@@ -70,6 +72,10 @@ _TOOLS_MESSAGE = -1
 """The message number of tool descriptions."""
 
 
+_CODE = RecentValues[str, CodeType](16, lambda _: 1)
+"""Compiled templates by their text: datasets that differ in other options share them, and so do builds of a process."""
+
+
 class JinjaTemplate:
     """A chat template in a sandbox that is set up as transformers sets up its own.
 
@@ -111,7 +117,8 @@ class JinjaTemplate:
         names: dict[str, Any] = sandbox.globals
         names["raise_exception"] = _refuse
         sandbox.filters["tojson"] = _to_json
-        return sandbox, sandbox.compile_charged(self._text)
+        code = _CODE.get(self._text, lambda: sandbox.compile_charged(self._text))
+        return sandbox, sandbox.load_template(code)
 
     def plain_end(self, tools: Sequence[Json] | None) -> str:
         """Return the text that ends an answer both before another turn and as the last turn; empty if they differ."""

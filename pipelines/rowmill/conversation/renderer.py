@@ -288,7 +288,7 @@ class Renderer:
 
     def _compile(self) -> Any:
         try:
-            return self._sandbox.compile_charged(self.spec.text)
+            return self._sandbox.load_template(self._sandbox.compile_charged(self.spec.text))
         except (TemplateSyntaxError, RecursionError, SyntaxError, MemoryError) as error:
             raise ConfigError(
                 f"template.chat_template: the template cannot be compiled ({error}); expected a Jinja chat template; "

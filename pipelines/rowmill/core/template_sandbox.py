@@ -13,9 +13,10 @@ The text that a template prints is not changed.
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import CodeType
 from typing import Any
 
-from jinja2 import nodes
+from jinja2 import Template, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.runtime import Context
@@ -189,11 +190,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 checks.append(partial(charge_by_size, sizes[name]))
             filters[name] = _guard(function, checks) if checks else function
 
-    def compile_charged(self, text: str) -> Any:
-        """Compile a template with every loop iteration, macro call, `~` and literal charged to the budget."""
+    def compile_charged(self, text: str) -> CodeType:
+        """Compile a template with every loop iteration, macro call, `~` and literal charged to the budget.
+
+        The code runs in any sandbox that was set up in the same way, by `load_template`.
+        """
         tree = _ChargeTransformer(self.extensions[Charges.identifier])  # pyrefly: ignore[bad-argument-type]
         tree = tree.visit(self.parse(text)).set_environment(self)
-        return self.from_string(tree)
+        return self.compile(tree)
+
+    def load_template(self, code: CodeType) -> Template:
+        """Return the template whose code was compiled."""
+        return self.template_class.from_code(self, code, self.make_globals(None))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Charge an operator before applying it."""

@@ -11,7 +11,7 @@ checks with `applies_to`; for every other check it counts as not measured, which
 import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from rowmill.checks import cross_stage
@@ -200,8 +200,7 @@ class _SavedResults:
 
     def add(self, thresholds: Sequence[Threshold], results: Sequence[CheckResult]) -> None:
         for threshold, result in zip(thresholds, results, strict=True):
-            values = {name: value for name, value in asdict(result).items() if name not in _UNSAVED}
-            self.results[self._identify(threshold)] = values
+            self.results[self._identify(threshold)] = {name: getattr(result, name) for name in _SAVED}
         self.store.write_sealed(
             _check_results_path(self.manifest.key, self.manifest.version), {"results": self.results}
         )
@@ -216,6 +215,7 @@ class _SavedResults:
 _UNSAVED = ("samples", "what", "wanted", "remedy", "applies_to")
 """Fields of a result that are set anew whenever it is loaded, so that no saved result holds an old sentence, or samples
 of another output of equal content: of its rows' ids and places, which are no content."""
+_SAVED = [one.name for one in fields(CheckResult) if one.name not in _UNSAVED]
 
 
 def _describe_output(

@@ -28,6 +28,7 @@ from rowmill.schema.example_counts import (
     TemplateCounts,
     TextFileCounts,
 )
+from rowmill.schema.export_counts import ExportCounts
 from rowmill.schema.length_counts import LengthCounts
 from rowmill.schema.order_counts import (
     GroupLeakCounts,
@@ -228,7 +229,7 @@ _OF_ALL_DATA: tuple[Check, ...] = (
     Check("conservation", (PACKED_SHARDS, GPU_PARTITIONS, EXPORTS), "at_most", 0, "error",
         "tokens or segments that differ between the stage's inputs and the files read back",
         "remove the stage's folder and build again; if it returns, report it", waivable=False,
-        of=(PackingCounts, RankCounts), value=lambda c: c.count_unconserved()),
+        of=(PackingCounts, RankCounts, ExportCounts), value=lambda c: c.count_unconserved()),
     Check("shard_digests", (PACKED_SHARDS,), "at_most", 0, "error",
         "shard files whose bytes differ from what was written",
         "check the disk, remove the stage's folder and build again", waivable=False,

@@ -50,8 +50,9 @@ from rowmill.parts.context import StageOutput, open_host_scratch
 from rowmill.parts.functions import load_kept_part, part_folder, save_kept_part
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.content_hash import HASH_MODULUS, format_content_hash
-from rowmill.schema.ledger import KEPT
-from rowmill.schema.manifest import DisplayTable, File, Manifest, Part
+from rowmill.schema.counts import CountSet
+from rowmill.schema.export_counts import ExportCounts, ExportDetails
+from rowmill.schema.manifest import DisplayTable, File, Manifest, Part, add_up_counts
 from rowmill.schema.shard_counts import ShardDetails, select_shards
 from rowmill.schema.source_counts import SourceCounts
 from rowmill.shards import native
@@ -59,7 +60,7 @@ from rowmill.shards.host_scratch import NumberedShard, ShardCopies
 from rowmill.shards.sequences import SequenceBatch, require_valid_tokens, take_segments
 from rowmill.stages import inputs
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
-from rowmill.stats.tables import RowCount, StatsInputs, count_rows_by_fact
+from rowmill.stats.tables import RowCount, StatsInputs
 
 
 def _read_segment_domains(context: StageContext, exported: Sequence[File]) -> tuple[tuple[str | None, ...], Ints]:
@@ -211,23 +212,8 @@ def _publish_written_files(store: Store, folder: Path, written: Sequence[Written
     return list(written)
 
 
-VERSION = 7
+VERSION = 8
 """Increase it when the bytes of any export, or the content of its manifest, may change."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExportFacts:
-    """Facts of an output of the stage."""
-
-    conservation: int
-    sequences: int
-    segments: int
-    tokens: int
-    trained_tokens: int
-    left_out: int
-    files: int
-    size_bytes: int
-    content_hash: str
 
 
 def identify_export(recipe: Recipe, name: str) -> dict[str, Any]:
@@ -251,32 +237,27 @@ def make_export(context: StageContext) -> StageOutput:
     if part is None:
         part = _make_export_part(context, f"{at}/{context.key[-1]}")
         save_kept_part(context.store, context.folder, part)
-    facts, card = dict(part.facts), dict(part.facts["card"])
-    rows = [
-        (name, file.rows, file.bytes) for name, file in part.files.items() if name not in (CARD_FILE, MANIFEST_FILE)
-    ]
-    counts = {name: int(facts[name]) for name in ("sequences", "segments", "tokens", "trained_tokens")}
+    card = part.get_details(ExportDetails).to_json()["card"]
+    counts = add_up_counts([part])
+    exported = counts.get(ExportCounts)
+    rows = [(name, file.rows, file.bytes) for name, file in part.files.items() if name not in _DESCRIBING_FILES]
     return StageOutput(
         parts=[part],
-        facts=ExportFacts(
-            conservation=0 if facts["conserved"] else 1,
-            **counts,
-            left_out=int(facts["left_out"]),
-            files=len(rows),
-            size_bytes=sum(size for _, _, size in rows),
-            content_hash=facts["content_hash"],
-        ),
-        ledger=[(KEPT, "", counts["segments"]), *((state, "", n) for state, n in card["left_out"].items() if n)],
+        counts=counts,
+        ledger=exported.list_ledger(),
         # Exports have targets, but no span kinds: every other token is context.
         token_ledger=[
-            (card["split"], "trained", counts["trained_tokens"]),
-            (card["split"], "context", counts["tokens"] - counts["trained_tokens"]),
+            (card["split"], "trained", exported.trained_tokens),
+            (card["split"], "context", exported.tokens - exported.trained_tokens),
         ],
         tables={"files": DisplayTable(("file", "segments", "size"), tuple(rows[:30]))},
         card=card,
         parts_reused=int(reused),
-        rows_made=0 if reused else counts["sequences"],
+        rows_made=0 if reused else exported.sequences,
     )
+
+
+_DESCRIBING_FILES = (CARD_FILE, MANIFEST_FILE)
 
 
 def _fingerprint_export(context: StageContext) -> str:
@@ -386,18 +367,26 @@ def _make_export_part(context: StageContext, at: str) -> Part:
             last = export.finish(folder, files, export_context)
             files += _publish_written_files(context.store, folder, last, at)
         found = format_content_hash(total)
-        facts = totals | {
-            "content_hash": content,
-            "conserved": found == content and sum(file.trained_tokens for file in files) == totals["trained_tokens"],
-            "left_out": sum(layout.left_out.values()),
-        }
+        counts = ExportCounts(
+            **totals,
+            left_out_by_state=dict(layout.left_out),
+            files=len(files),
+            size_bytes=sum(file.size_bytes for file in files),
+            content_hash=content,
+            is_unequal=found != content or sum(file.trained_tokens for file in files) != totals["trained_tokens"],
+        )
         # Card and manifest are written last of all.
         published = {
             file.path: File(f"{at}/{file.path}", file.size_bytes, file.digest, file.segments) for file in files
         }
         for name, written in ((CARD_FILE, text), (MANIFEST_FILE, base.encode_manifest(files, text))):
             published[name] = context.store.put(f"{at}/{name}", written)
-        return Part(_fingerprint_export(context), published, facts | {"card": card})
+        return Part(
+            _fingerprint_export(context),
+            published,
+            counts=CountSet.of(counts).to_json(),
+            details={ExportDetails.__name__: ExportDetails(card=card).to_json()},
+        )
 
 
 def locate_export(output: Manifest) -> str:
@@ -425,16 +414,21 @@ def copy_export_files(store: Store, output: Manifest, target: Path) -> None:
             shutil.copyfileobj(content, sink, 1 << 20)
 
 
-def _count_export_rows(output: Manifest) -> RowCount | None:
+def _count_export_rows(output: Manifest) -> RowCount:
     """Count the rows of an export by its unit."""
     is_packed = output.card.get("unit", "unpacked") == "packed"
-    count = count_rows_by_fact("sequences", "sequence") if is_packed else count_rows_by_fact("segments", "segment")
-    return count(output)
+    counts = output.get_counts(ExportCounts)
+    return RowCount(counts.sequences, "sequence") if is_packed else RowCount(counts.segments, "segment")
+
+
+def _summarize_export(counts: CountSet, rows: str) -> Sequence[str]:
+    exported = counts.get(ExportCounts)
+    return rows, format_count(exported.tokens, "token"), format_size(exported.size_bytes)
 
 
 STAGE = StageDeclaration(
     name=EXPORTS,
-    facts=ExportFacts,
+    counts=ExportCounts,
     description="The same tokens and masks in one trainer's file format, with an identity card.",
     scope="export",
     identity=identify_export,
@@ -443,5 +437,5 @@ STAGE = StageDeclaration(
     origins=(RAW_DATASET, TOKENIZED_EXAMPLES),
     gates_on_every_dataset=True,
     stats_inputs=StatsInputs(_count_export_rows),
-    summarize=lambda facts, rows: (rows, format_count(facts.tokens, "token"), format_size(facts.size_bytes)),
+    summarize=_summarize_export,
 )

@@ -29,6 +29,7 @@ from rowmill.schema.example_counts import (
     TextFileCounts,
 )
 from rowmill.schema.export_counts import ExportCounts
+from rowmill.schema.generated_counts import GenerationCounts, ParsedTextCounts
 from rowmill.schema.length_counts import LengthCounts
 from rowmill.schema.order_counts import (
     GroupLeakCounts,
@@ -342,16 +343,13 @@ _OF_ALL_DATA: tuple[Check, ...] = (
     Check("valid_fraction", (PARSED_RECORDS, GENERATED_SERIES), "at_least", 0.8, "warn",
         "share of generated objects that are records of the dataset",
         "read the reasons in the ledger; the model may need more training, another temperature, or other options of "
-        "generation.validation", applies_to="generated texts", is_share=True),
+        "generation.validation", applies_to="generated texts", is_share=True,
+        of=(ParsedTextCounts, GenerationCounts), value=lambda c: c.share_valid()),
     Check("failed_series", (GENERATED_SERIES,), "at_most", 0.99, "error",
         "share of series that ended before their stop; for single records and groups, 1 if none was generated",
         "read last_error and the reasons; check that the backend runs, or raise generation.patience", warn_from=0,
-        is_share=True),
-    Check("exact_copies", (PARSED_RECORDS, GENERATED_SERIES), "at_most", 0.01, "warn",
-        "share of generated records that equal a training row",
-        "compare with what repeats in train (table `beside train`): rows of few values agree by chance; a model that "
-        "has memorized rows needs fewer epochs, more data, or differential privacy",
-        applies_to="generated records of a table that is kept", is_share=True),
+        is_share=True,
+        of=(GenerationCounts,), value=lambda c: c.share_unfinished()),
     Check("unscored", (TEACHER_SCORES,), "at_most", 0.01, "error",
         "share of examples that the teacher's server refused, or answered with other tokens than were sent",
         "read the reasons; check that the served model has the recipe's tokenizer, a context as long as the longest "

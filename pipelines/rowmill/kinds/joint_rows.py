@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rowmill.core.storage import Store
 from rowmill.kinds.base import DatasetKind, DatasetOptions
-from rowmill.schema.facts import SpanCounts
+from rowmill.schema.generated_counts import SpanCounts
 from rowmill.schema.manifest import DisplayTable, Manifest, Part
 from rowmill.sources import FileScan
 from rowmill.sources.reading import TakenGroup

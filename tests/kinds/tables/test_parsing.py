@@ -16,10 +16,10 @@ from rowmill.kinds.tables.parsing import (
     Parser,
     PlacementColumns,
     Validation,
-    merge_span_counts,
 )
 from rowmill.kinds.tables.schema import ELAPSED, TIME_OF_DAY, Column, Mode, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import Serialiser
+from rowmill.schema.generated_counts import merge_span_counts
 from tests.support.record_strategies import SPECIAL, records, schemas
 from tests.support.tiers import draw
 

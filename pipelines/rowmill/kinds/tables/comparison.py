@@ -33,13 +33,13 @@ from rowmill.core.storage import File, Store
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.context import KindContext
 from rowmill.kinds.joint_rows import NearRows
+from rowmill.kinds.tables.counts import TrainComparisonCounts
 from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.partitions import load_observed_table
 from rowmill.kinds.tables.schema import RecordSchema
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.parts.context import WorkContext
 from rowmill.schema import manifest
-from rowmill.schema.counts import compute_share
 from rowmill.schema.manifest import DisplayTable, Manifest, Part
 from rowmill.schema.row_counts import RowCounts
 
@@ -137,22 +137,22 @@ def _compare_column(schema: RecordSchema, name: str, train: pl.Series, generated
     else:
         measure, distance = "shares", _total_variation(train, generated)
     both = {"train": _describe_column(train, kind), "generated": _describe_column(generated, kind)}
-    facts = {f"{fact} {which}": both[which][fact] for fact in both["train"] for which in both}
+    of_both = {f"{measured} {which}": both[which][measured] for measured in both["train"] for which in both}
     known = train.drop_nulls().unique()
     present = generated.drop_nulls()
     fresh = 0.0 if not len(present) else float((~present.is_in(known.implode())).mean() or 0.0)  # pyrefly: ignore[bad-argument-type]
-    return {**shown, "compared": measure, "distance": round(distance, 4), "new values": round(fresh, 4), **facts}
+    return {**shown, "compared": measure, "distance": round(distance, 4), "new values": round(fresh, 4), **of_both}
 
 
 def _describe_column(column: pl.Series, kind: str) -> Mapping[str, float | int | None]:
-    facts: dict[str, float | int | None] = {
+    described: dict[str, float | int | None] = {
         "null": round(column.null_count() / max(len(column), 1), 4),
         "distinct": column.drop_nulls().n_unique(),
     }
     values = _parse_finite_numbers(column) if kind in NUMBER_TYPES else np.empty(0, np.float64)
-    for fact, of in (("mean", np.mean), ("std", np.std), ("min", np.min), ("max", np.max)):
-        facts[fact] = float(f"{float(of(values)):.6g}") if len(values) else None
-    return facts
+    for name, of in (("mean", np.mean), ("std", np.std), ("min", np.min), ("max", np.max)):
+        described[name] = float(f"{float(of(values)):.6g}") if len(values) else None
+    return described
 
 
 def _parse_finite_numbers(column: pl.Series) -> Numbers:
@@ -291,20 +291,13 @@ def _locate_hashes(known: Hashes, found: Hashes) -> NDArray[np.int64]:
 
 MAX_SAMPLED_ROWS = 200_000
 MAX_NAMED_COPIES = 10
-COMPARISON_FACTS = (
-    "exact_copies",
-    "repeated_records",
-    "repeated_train_records",
-    "column_distance",
-    "association_distance",
-)
 
 
 @dataclass(slots=True)
 class TrainComparison:
-    """Comparison of generated with training records; not applicable if either has none."""
+    """Comparison of generated with training records; without counts if either has none."""
 
-    facts: dict[str, Any] = field(default_factory=lambda: dict[str, Any].fromkeys(COMPARISON_FACTS, None))
+    counts: Sequence[TrainComparisonCounts] = ()
     tables: dict[str, DisplayTable] = field(default_factory=dict[str, DisplayTable])
     samples: tuple[str, ...] = ()
 
@@ -334,27 +327,26 @@ def compare_with_train(context: KindContext, parts: Sequence[Part]) -> TrainComp
     every = np.concatenate([one for _, one, _ in made])
     taken = pl.concat([one for _, _, one in made])
     found = compare_tables(schema, taken, cells.gather_every(-(-len(cells) // MAX_SAMPLED_ROWS)))
-    repeated = {
-        "repeated_records": compute_share(len(hashes) - len(find_distinct(hashes)), len(hashes)),
-        "repeated_train_records": compute_share(len(every) - len(find_distinct(every)), len(every)),
-    }
-    facts = {
-        "exact_copies": compute_share(int(copied.sum()), len(copied)),
-        **repeated,
-        "column_distance": found.column_distance,
-        "association_distance": found.association_distance,
-    }
-    counts = DisplayTable(
+    counts = TrainComparisonCounts(
+        compared_records=len(hashes),
+        copied_records=int(copied.sum()),
+        distinct_records=len(find_distinct(hashes)),
+        train_records=len(every),
+        distinct_train_records=len(find_distinct(every)),
+        column_distance=found.column_distance,
+        association_distance=found.association_distance,
+    )
+    table = DisplayTable(
         ("table", "records", "repeated", "copies of train"),
         (
-            ("train", len(every), repeated["repeated_train_records"], None),
-            ("generated", len(hashes), repeated["repeated_records"], facts["exact_copies"]),
+            ("train", counts.train_records, counts.repeated_train_records, None),
+            ("generated", counts.compared_records, counts.repeated_records, counts.share_copied()),
         ),
     )
     text_ids = generated.column("text_id").to_pylist()
     names = dict.fromkeys(text_ids[place] for place in np.flatnonzero(copied).tolist())
-    tables = {"beside train": counts, "columns beside train": found.columns, "associations": found.associations}
-    return TrainComparison(facts, tables, tuple(names)[:MAX_NAMED_COPIES])
+    tables = {"beside train": table, "columns beside train": found.columns, "associations": found.associations}
+    return TrainComparison([counts], tables, tuple(names)[:MAX_NAMED_COPIES])
 
 
 def search_train_part(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rowmill.core.stage_names import CANONICAL_ROWS
+from rowmill.core.stage_names import CANONICAL_ROWS, GENERATED_SERIES, PARSED_RECORDS
 from rowmill.schema.checks import Check
 from rowmill.schema.counts import Counts, Details, compute_share, keep_largest, keep_samples
 
@@ -112,6 +112,37 @@ class TablePartDetails(Details):
     """Rows whose time is `with` a zone, or `without`, with the first cell and its record."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainComparisonCounts(Counts):
+    """Generated records compared with those of train, where there are both."""
+
+    compared_records: int = 0
+    """Generated records."""
+    copied_records: int = 0
+    """Those of them that equal a record of train."""
+    distinct_records: int = 0
+    train_records: int = 0
+    distinct_train_records: int = 0
+    column_distance: float = keep_largest()
+    """The largest distance between the values of a column."""
+    association_distance: float = keep_largest()
+    """The largest distance between the associations of two columns."""
+
+    @property
+    def repeated_records(self) -> float:
+        """Share of the generated records that repeat another one."""
+        return compute_share(self.compared_records - self.distinct_records, self.compared_records)
+
+    @property
+    def repeated_train_records(self) -> float:
+        """Share of the train records that repeat another one."""
+        return compute_share(self.train_records - self.distinct_train_records, self.train_records)
+
+    def share_copied(self) -> float:
+        """Return the share of the generated records that equal a train record."""
+        return compute_share(self.copied_records, self.compared_records)
+
+
 CHECKS = (
     Check("group_advice", (CANONICAL_ROWS,), "at_most", 0, "warn",
         "objections to the chosen group column",
@@ -151,5 +182,11 @@ CHECKS = (
         "format.time_series.timestamp_column"), is_share=True, names_samples=True,
         before_build="correct the cells in the source; if such times belong to the data, waive the check",
         of=(OrderedTimeCounts,), value=lambda c: compute_share(c.ambiguous_records, c.ordered_records)),
+    Check("exact_copies", (PARSED_RECORDS, GENERATED_SERIES), "at_most", 0.01, "warn",
+        "share of generated records that equal a training row",
+        "compare with what repeats in train (table `beside train`): rows of few values agree by chance; a model that "
+        "has memorized rows needs fewer epochs, more data, or differential privacy",
+        applies_to="generated records of a table that is kept", is_share=True,
+        of=(TrainComparisonCounts,), value=lambda c: c.share_copied()),
 )  # fmt: skip
 """The checks of what only tables count."""

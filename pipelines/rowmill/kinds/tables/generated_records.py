@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +40,23 @@ from rowmill.kinds.tables.parsing import (
     GeneratedTextSpec,
     Parser,
     PlacementColumns,
-    SpanCounts,
-    merge_span_counts,
 )
 from rowmill.kinds.tables.partitions import NO_KEY, group_sort_key
 from rowmill.kinds.tables.schema import Record, RecordSchema, SortKey, Value
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, read_json
-from rowmill.parts.accounts import RejectLog, count_accounts, sort_by_count
-from rowmill.parts.context import StageOutput, collect_samples
+from rowmill.parts.accounts import RejectLog, sort_by_count
+from rowmill.parts.context import StageOutput
 from rowmill.parts.functions import MappedParts, PartInputs, PartPlace, PartResult, part_function
 from rowmill.schema import manifest
-from rowmill.schema.counts import compute_share
-from rowmill.schema.facts import GeneratedSeriesFacts, ParsedRecordsFacts
-from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
-from rowmill.schema.manifest import DisplayTable, Part
+from rowmill.schema.counts import CountSet
+from rowmill.schema.generated_counts import (
+    GeneratedCounts,
+    GenerationCounts,
+    ParsedTextCounts,
+    SpanCounts,
+    merge_span_counts,
+)
+from rowmill.schema.manifest import DisplayTable, File, Part, add_up_counts
 from rowmill.schema.rows import Rejected
 from rowmill.sources import Files, FileScan
 from rowmill.sources.files import choose_file_format
@@ -60,8 +64,8 @@ from rowmill.sources.reading import load_scans
 from rowmill.tokenization import stored_tokenizers
 from rowmill.tokenization.tokenizer import Encoder
 
-PARSING_VERSION = 5
-"""Increase it when any text may give other records."""
+PARSING_VERSION = 6
+"""Increase it when any text may give other records, or they are counted differently."""
 
 PARSED = make_required_schema(stage=pa.string(), text_id=pa.string(), number=pa.int32(), record=pa.string())
 """A part of `parsed_records`, or of `generated_series`: records in the order of their text, as lossless JSON."""
@@ -117,7 +121,7 @@ def read_texts(part: sources.SourcePart, base: Path, log: RejectLog) -> Iterator
                 log.add(text_id, Rejected("missing_field", "neither text nor choices with a text each"), record.raw)
 
 
-@part_function(version=1)
+@part_function(version=2)
 def parse_texts(inputs: ParseInputs, place: PartPlace) -> PartResult:
     """Parse the texts of a part, and write records and rejects."""
     parser, write = _open_parser(inputs.meant)
@@ -134,14 +138,11 @@ def parse_texts(inputs: ParseInputs, place: PartPlace) -> PartResult:
             raw = text[span.start : span.end].encode("utf-8", "surrogatepass")
             log.add(f"{text_id}#{number}", Rejected(span.reason, span.column), raw)
     report = merge_span_counts(reports)
-    facts = {
-        "texts": len(reports),
-        "kept": report.valid,
-        "items": dict(report.items),
-        "characters": dict(report.characters),
-        **count_accounts(log),
-    }
-    return save_records(place, log, ids, numbers, lines, facts)
+    counts = (
+        GeneratedCounts(kept=report.valid, reasons=log.counts(), samples_of_rejects=log.find_samples()),
+        ParsedTextCounts(texts=len(reports), items_by_class=report.items, characters_by_class=report.characters),
+    )
+    return PartResult(save_records(place, log, ids, numbers, lines), counts=counts)
 
 
 def write_records(records: Sequence[Record], write: Serialiser) -> list[str]:
@@ -155,11 +156,11 @@ def write_records(records: Sequence[Record], write: Serialiser) -> list[str]:
 
 
 def save_records(
-    place: PartPlace, log: RejectLog, ids: list[str], numbers: Sequence[int], lines: list[str], facts: dict[str, Any]
-) -> PartResult:
+    place: PartPlace, log: RejectLog, ids: list[str], numbers: Sequence[int], lines: list[str]
+) -> dict[str, File]:
     """Write a part's records, each with its text's id and its number there, and the rejects."""
     table = pa.table([[log.stage] * len(ids), ids, pa.array(numbers, pa.int32()), lines], schema=PARSED)
-    return PartResult({"records": place.write("records", table), "rejects": place.write("rejects", log.table())}, facts)
+    return {"records": place.write("records", table), "rejects": place.write("rejects", log.table())}
 
 
 def get_generation_options(context: KindContext) -> tuple[RecordOptions, Generation]:
@@ -242,42 +243,23 @@ def make_parsed_records(context: KindContext, scans: Sequence[FileScan]) -> Stag
     """Parse all texts."""
     parsed = parse_parts(context, scans)
     made = parsed.parts
-    report = sum_reports(made)
-    reasons = sum_counts(part.facts["reasons"] for part in made)
-    texts = sum(int(part.facts["texts"]) for part in made)
     beside = compare_with_train(context, made)
+    counts = add_up_counts(made, GeneratedCounts(), ParsedTextCounts(files=len(scans)), *beside.counts)
+    generated = counts.get(GeneratedCounts)
     return StageOutput(
         parts=made,
-        facts=ParsedRecordsFacts(
-            # 0 for texts without an object.
-            valid_fraction=compute_share(report.valid, report.valid + report.invalid) if texts else None,
-            files=len(scans),
-            texts=texts,
-            kept=report.valid,
-            rejected=sum(reasons.values()),
-            truncated=report.items.get("truncated", 0),
-            characters=sum(report.characters.values()),
-            classified=compute_share(report.characters.get("record", 0), sum(report.characters.values())),
-            **beside.facts,
-        ),
-        ledger=[(KEPT, "", report.valid), *((REJECTED, reason, count) for reason, count in reasons.items())],
-        tables={"classes": tabulate_classes(report)} | beside.tables,
+        counts=counts,
+        ledger=generated.list_ledger(),
+        tables={"classes": tabulate_classes(counts.get(ParsedTextCounts).report())} | beside.tables,
         samples={
             "exact_copies": beside.samples,
-            "valid_fraction": tuple(i for ids in collect_samples(made, "examples_of_rejects").values() for i in ids)[
-                :10
-            ],
+            "valid_fraction": tuple(chain.from_iterable(generated.samples_of_rejects.values()))[:10],
         },
         schema=tuple((field.name, str(field.type)) for field in PARSED),
         details={"scans": [scan.to_json() for scan in scans]},
         parts_reused=parsed.reused,
         rows_made=parsed.rows_made,
     )
-
-
-def sum_reports(parts: Sequence[Part]) -> SpanCounts:
-    """Sum the counts by class over parts."""
-    return merge_span_counts([SpanCounts(part.facts["items"], part.facts["characters"]) for part in parts])
 
 
 def tabulate_classes(report: SpanCounts) -> DisplayTable:
@@ -296,18 +278,20 @@ def parse_files(context: KindContext, urls: Sequence[str]) -> ParsedFiles:
         for part in parts
         for text in context.store.table(part.files["records"], ["record"]).column(0).to_pylist()
     ]
-    report = sum_reports(parts)
+    counts = add_up_counts(parts)
+    texts = counts.get(ParsedTextCounts)
+    report = texts.report()
     return ParsedFiles(
         report=report,
-        texts=sum(int(part.facts["texts"]) for part in parts),
-        unreadable=sum(sum(part.facts["reasons"].values()) for part in parts) - report.invalid,
+        texts=texts.texts,
+        unreadable=counts.get(GeneratedCounts).rejected - report.invalid,
         records=records,
         table=tabulate_classes(report),
     )
 
 
-GENERATION_VERSION = 3
-"""Increase it when requests to the same model, or the parsing of its answers, change."""
+GENERATION_VERSION = 4
+"""Increase it when requests to the same model, the parsing of its answers, or what is counted of them, change."""
 
 UNUSED_REASONS = frozenset({"not_chosen", "past_stop", "past_bound", "series_incomplete"})
 """Reasons that do not mean an invalid object: another sample was chosen, or the series had ended or failed."""
@@ -358,11 +342,22 @@ def make_generated_series(context: KindContext) -> StageOutput:
         raw = item.text.encode("utf-8", "surrogatepass")
         log.add(f"{item.source}#{number}", Rejected(item.reason, item.column), raw)
     place, count = context.place(lines, log.row_ids, log.reasons), len(lines)
-    content = save_records(place, log, ["generated"] * count, range(count), lines, {"kept": count})
-    part = Part(place.fingerprint, content.files, content.facts)
+    files = save_records(place, log, ["generated"] * count, range(count), lines)
     reasons = {name.removeprefix("invalid:"): n for name, n in result.counts.items() if name.startswith("invalid:")}
     bad = sum(number for reason, number in reasons.items() if reason not in UNUSED_REASONS)
     statuses = Counter(series.status for series in result.series)
+    counted = CountSet.of(
+        GeneratedCounts(kept=count, reasons=reasons),
+        GenerationCounts(
+            valid_objects=count,
+            invalid_objects=bad,
+            series=len(result.series),
+            unfinished_series=statuses["failed"],
+            rounds=sum(series.rounds for series in result.series),
+            is_empty=not result.series and result.status == "failed",
+        ),
+    )
+    part = Part(place.fingerprint, files, counts=counted.to_json())
     beside = compare_with_train(context, [part])
     tables = {"classes": DisplayTable(("class", "items"), tuple(sort_by_count(result.counts)))}
     if result.series:
@@ -371,19 +366,8 @@ def make_generated_series(context: KindContext) -> StageOutput:
         tables["series"] = DisplayTable(("series", "status", "records", "rounds", "last_error"), shown)
     return StageOutput(
         parts=[part],
-        facts=GeneratedSeriesFacts(
-            valid_fraction=compute_share(count, count + bad),
-            # Without series, 1 if nothing was generated.
-            failed_series=compute_share(statuses["failed"], len(result.series))
-            if result.series
-            else float(result.status == "failed"),
-            series=len(result.series),
-            kept=count,
-            rejected=sum(reasons.values()),
-            rounds=sum(series.rounds for series in result.series),
-            **beside.facts,
-        ),
-        ledger=[(KEPT, "", count), *((REJECTED, reason, number) for reason, number in reasons.items())],
+        counts=add_up_counts([part], *beside.counts),
+        ledger=counted.get(GeneratedCounts).list_ledger(),
         tables=tables | beside.tables,
         samples={
             "failed_series": tuple(series.source for series in result.series if series.status == "failed")[:10],

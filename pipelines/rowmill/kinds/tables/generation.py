@@ -21,7 +21,7 @@ from rowmill.core.completions import URL_PATTERN, CompletionsServer, read_api_ke
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, GenerationError, require_code_permission
 from rowmill.core.permutation import hash_labels
-from rowmill.kinds.tables.parsing import GeneratedTextSpec, ParsedText, Parser, Validation, merge_span_counts
+from rowmill.kinds.tables.parsing import GeneratedTextSpec, ParsedText, Parser, Validation
 from rowmill.kinds.tables.schema import DAY, Position, Record, RecordSchema, Value
 from rowmill.kinds.tables.serialization import (
     RecordDecoder,
@@ -29,7 +29,7 @@ from rowmill.kinds.tables.serialization import (
     Serialiser,
     read_json,
 )
-from rowmill.schema.facts import SpanCounts
+from rowmill.schema.generated_counts import SpanCounts, merge_span_counts
 from rowmill.schema.rows import Rejected
 
 

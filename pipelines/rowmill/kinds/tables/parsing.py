@@ -20,7 +20,7 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json
 from rowmill.kinds.tables.schema import MAX_DEPTH, MAX_DIGITS, Mode, Position, Record, RecordSchema, SortKey, Value
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Wire, refuse_constant
-from rowmill.schema.facts import SpanCounts
+from rowmill.schema.generated_counts import SpanCounts
 from rowmill.schema.ledger import sum_counts
 
 SpanKind = Literal["record", "invalid", "delimiter", "prose", "truncated"]
@@ -70,11 +70,6 @@ class ParsedText:
     records: Sequence[Record]
     report: SpanCounts
     positions: Sequence[Position] = ()
-
-
-def merge_span_counts(reports: Sequence[SpanCounts]) -> SpanCounts:
-    """Add up the counts of several texts."""
-    return SpanCounts(sum_counts(one.items for one in reports), sum_counts(one.characters for one in reports))
 
 
 # ── Objects in a text, found in one pass and in time linear in it ──────────────────────────────────

@@ -49,6 +49,7 @@ from rowmill.schema.row_counts import (
     TimeSplitCounts,
     UnreadCounts,
 )
+from rowmill.schema.score_counts import ScoreCounts
 from rowmill.schema.shard_counts import PackingCounts
 from rowmill.schema.source_counts import SourceCounts
 
@@ -353,7 +354,8 @@ _OF_ALL_DATA: tuple[Check, ...] = (
     Check("unscored", (TEACHER_SCORES,), "at_most", 0.01, "error",
         "share of examples that the teacher's server refused, or answered with other tokens than were sent",
         "read the reasons; check that the served model has the recipe's tokenizer, a context as long as the longest "
-        "example, and --max-logprobs of at least teacher.top_k", is_share=True),
+        "example, and --max-logprobs of at least teacher.top_k", is_share=True,
+        of=(ScoreCounts,), value=lambda c: c.share_unscored()),
     Check("stale_rank", (GPU_PARTITIONS,), "at_most", 0, "warn",
         "ranks that were built from another order", "materialize all ranks",
         of=(RankCounts,), value=lambda c: c.stale_ranks),

@@ -118,15 +118,6 @@ def write_accounts(
     return {"rejects": rejects, "ledger": place.write("ledger", pa.Table.from_arrays(columns, schema=LEDGER_SCHEMA))}
 
 
-def count_accounts(log: RejectLog, left_out: Sequence[str] = (), state: str = NOT_TAKEN) -> dict[str, Any]:
-    """Return the part's counts of rejects by reason, with samples, and of records left out."""
-    return {
-        "reasons": log.counts(),
-        "examples_of_rejects": log.add_samples({}),
-        "left_out": {state: len(left_out)} if left_out else {},
-    }
-
-
 @lru_cache(maxsize=1)
 def _encode_no_rejects() -> bytes:
     return encode_table(RejectLog("none").table())

@@ -197,16 +197,6 @@ def scan_rows(store: Store, files: Sequence[File], columns: Sequence[str]) -> pl
     return pl.concat([cast("pl.DataFrame", pl.from_arrow(table)) for table in tables]).lazy()
 
 
-def collect_samples(parts: Sequence[Part], fact: str, limit: int = 10) -> dict[str, tuple[str, ...]]:
-    """Collect the first ids per reason over parts, ten at most."""
-    found: dict[str, list[str]] = {}
-    for part in parts:
-        for reason, ids in part.facts.get(fact, {}).items():
-            held = found.setdefault(reason, [])
-            held.extend(ids[: limit - len(held)])
-    return {reason: tuple(ids) for reason, ids in sorted(found.items())}
-
-
 def format_rejected(rejected: int) -> str:
     """Format the number of rejected records; empty if none."""
     return f"{rejected:,} rejected" if rejected else ""

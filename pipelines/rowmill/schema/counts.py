@@ -19,6 +19,7 @@ A property of a class is a number that follows from its fields; a manifest store
 What describes one part alone, and adds up to nothing, is its `Details`.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -102,6 +103,11 @@ def keep_smallest() -> int | None:
     return declare_merge(
         lambda values: min((value for value in values if value is not None), default=None), default=None
     )
+
+
+def add_floats() -> float:
+    """Declare a field whose sum does not depend on the order of the parts."""
+    return declare_merge(math.fsum, default=0.0)
 
 
 def keep_any() -> bool:

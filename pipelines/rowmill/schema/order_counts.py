@@ -10,7 +10,7 @@ A leak that no dataset of a recipe can have, such as one of groups, has no count
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rowmill.schema.counts import Counts, Details, compute_share, keep_any, keep_largest
+from rowmill.schema.counts import Counts, Details, add_floats, compute_share, keep_any, keep_largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class OrderCounts(Counts):
     places_by_dataset: Mapping[str, int] = field(default_factory=dict[str, int])
     tokens_by_dataset: Mapping[str, int] = field(default_factory=dict[str, int])
     trained_tokens_by_dataset: Mapping[str, int] = field(default_factory=dict[str, int])
-    excess_load: float = 0.0
+    excess_load: float = add_floats()
     """Sum over steps of the excess of the largest rank's load over the mean, as a share of the mean."""
     has_targets: bool = keep_any()
     """Whether sequences have trained tokens: those of prompts have none."""

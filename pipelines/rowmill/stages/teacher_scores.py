@@ -32,20 +32,20 @@ from rowmill.core.completions import CompletionsServer, Teacher
 from rowmill.core.errors import GenerationError
 from rowmill.core.stage_names import RAW_DATASET, TEACHER_SCORES, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File
-from rowmill.parts.accounts import RejectLog, count_accounts
-from rowmill.parts.context import StageOutput, collect_samples, format_rejected
+from rowmill.parts.accounts import RejectLog
+from rowmill.parts.context import StageOutput, format_rejected
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.recipe.recipe import Recipe
-from rowmill.schema.counts import compute_share
-from rowmill.schema.ledger import KEPT, REJECTED, sum_counts
-from rowmill.schema.manifest import DisplayTable, Part
+from rowmill.schema.counts import CountSet
+from rowmill.schema.manifest import DisplayTable, Part, add_up_counts
 from rowmill.schema.rows import Rejected, parse_row_id
+from rowmill.schema.score_counts import ScoreCounts
 from rowmill.stages import inputs as stage_inputs
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
-from rowmill.stats.tables import StatsInputs, count_rows_by_fact
+from rowmill.stats.tables import StatsInputs, count_rows_of
 
-VERSION = 1
-"""Increase it when the same answers may give other scores."""
+VERSION = 2
+"""Increase it when the same answers may give other scores, or they are counted differently."""
 
 PART_ROWS = 256
 """Examples of a part, which is what an interrupted run asks for again."""
@@ -62,18 +62,6 @@ _MOST_MASS = 1.01
 
 _REFUSED_STATUSES = frozenset({400, 413, 422})
 """A server's answers to a row that it cannot score, such as one that is longer than its context."""
-
-
-@dataclass(frozen=True, slots=True)
-class TeacherScoresFacts:
-    """Facts of the stage's output."""
-
-    unscored: float
-    kept: int
-    rejected: int
-    tokens: int
-    mean_logprob: float
-    top_k_mass: float
 
 
 # ── One answer ─────────────────────────────────────────────────────────────────────────────────────
@@ -162,7 +150,7 @@ class ScoreInputs(PartInputs):
         return self.rows
 
 
-@part_function(version=1, is_reusable=lambda part: not part.facts["reasons"])
+@part_function(version=2, is_reusable=lambda part: not part.get_counts(ScoreCounts).reasons)
 def score_part(inputs: ScoreInputs, place: PartPlace) -> PartResult:
     """Ask for the scores of some examples, and write those of each split, with the place of each row in its source.
 
@@ -203,15 +191,16 @@ def score_part(inputs: ScoreInputs, place: PartPlace) -> PartResult:
         if of_split:
             files[split] = place.write_parquet(split, _tabulate_scores(inputs, table, of_split))
     own = [answer.own for _, answer in scored]
-    facts = {
-        "kept": len(scored),
-        "tokens": sum(map(len, own)),
-        "sum_logprobs": math.fsum(value for values in own for value in values.tolist()),
-        "sum_mass": math.fsum(float(np.exp(answer.logprobs.astype(np.float64)).sum()) for _, answer in scored),
-        "failures": dict(sorted(failures.items())),
-        **count_accounts(log),
-    }
-    return PartResult(files, facts)
+    counts = ScoreCounts(
+        kept=len(scored),
+        reasons=log.counts(),
+        tokens=sum(map(len, own)),
+        logprobs=math.fsum(value for values in own for value in values.tolist()),
+        mass=math.fsum(float(np.exp(answer.logprobs.astype(np.float64)).sum()) for _, answer in scored),
+        failed_requests=dict(sorted(failures.items())),
+        samples_of_rejects=log.find_samples(),
+    )
+    return PartResult(files, counts=[counts])
 
 
 def ask_for_scores(
@@ -302,25 +291,14 @@ def make_teacher_scores(context: StageContext) -> StageOutput:
         for first in range(0, part.files["examples"].rows, PART_ROWS)
     ]
     mapped = context.map(score_part, inputs)
-    facts = [part.facts for part in mapped.parts]
-    kept, tokens = (sum(int(own[name]) for own in facts) for name in ("kept", "tokens"))
-    reasons = sum_counts(own["reasons"] for own in facts)
-    rejected = sum(reasons.values())
-    failures = sum_counts(own["failures"] for own in facts)
-    logprobs, mass = (math.fsum(own[name] for own in facts) for name in ("sum_logprobs", "sum_mass"))
+    counts = add_up_counts(mapped.parts, ScoreCounts())
+    scored = counts.get(ScoreCounts)
     return StageOutput(
         parts=mapped.parts,
-        facts=TeacherScoresFacts(
-            unscored=compute_share(rejected, kept + rejected),
-            kept=kept,
-            rejected=rejected,
-            tokens=tokens,
-            mean_logprob=round(logprobs / tokens, 6) if tokens else 0.0,
-            top_k_mass=round(mass / tokens, 6) if tokens else 0.0,
-        ),
-        ledger=[(KEPT, "", kept), *((REJECTED, reason, count) for reason, count in reasons.items())],
-        tables={"failed_requests": DisplayTable(("failure", "requests"), tuple(failures.items()))},
-        samples=collect_samples(mapped.parts, "examples_of_rejects"),
+        counts=counts,
+        ledger=scored.list_ledger(),
+        tables={"failed_requests": DisplayTable(("failure", "requests"), tuple(scored.failed_requests.items()))},
+        samples=dict(scored.samples_of_rejects),
         card={"teacher": teacher.model, "top_k": teacher.top_k},
         parts_reused=mapped.reused,
         rows_made=mapped.rows_made,
@@ -333,25 +311,28 @@ def list_scored_files(parts: Sequence[Part]) -> dict[str, list[File]]:
     return {split: [part.files[split] for part in parts if split in part.files] for split in splits}
 
 
-def _summarize_teacher_scores(facts: TeacherScoresFacts, rows: str) -> Sequence[str]:
-    if not facts.tokens:
-        return rows, format_rejected(facts.rejected)
-    mass = f"{100 * facts.top_k_mass:.1f} % of the mass in the likeliest"
-    mean = f"mean log-probability {facts.mean_logprob:.2f}"
-    return rows, f"{facts.tokens:,} tokens", mean, mass, format_rejected(facts.rejected)
+def _summarize_teacher_scores(counts: CountSet, rows: str) -> Sequence[str]:
+    scored = counts.get(ScoreCounts)
+    if not scored.tokens:
+        return rows, format_rejected(scored.rejected)
+    mass = f"{100 * scored.top_k_mass:.1f} % of the mass in the likeliest"
+    mean = f"mean log-probability {scored.mean_logprob:.2f}"
+    return rows, f"{scored.tokens:,} tokens", mean, mass, format_rejected(scored.rejected)
 
 
 STAGE = StageDeclaration(
     name=TEACHER_SCORES,
-    facts=TeacherScoresFacts,
+    counts=ScoreCounts,
     description="Likeliest ids of every trained token with their log-probabilities, from a teacher's server.",
     identity=_identify_teacher_scores,
     prepare=lambda context: PreparedStage((), partial(make_teacher_scores, context)),
-    is_final=lambda output: not output.facts["rejected"],
+    is_final=lambda output: not output.get_counts(ScoreCounts).rejected,
     inputs=(TOKENIZED_EXAMPLES, RAW_DATASET),
     applies=lambda dataset: dataset.teacher is not None,
     command="score",
     uses_all_cores=True,
-    stats_inputs=StatsInputs(count_rows_by_fact("kept", "row"), files={"rejects": "rejects"}),
+    stats_inputs=StatsInputs(
+        count_rows_of(ScoreCounts, lambda counts: counts.kept, "row"), files={"rejects": "rejects"}
+    ),
     summarize=_summarize_teacher_scores,
 )

@@ -245,15 +245,6 @@ def count_rows_of(kind: type[CountsT], count: Callable[[CountsT], int], noun: st
     return read
 
 
-def count_rows_by_fact(fact: str, noun: str) -> CountRows:
-    """Return a function that reads the number of rows from a fact of the manifest."""
-
-    def count(output: Manifest) -> RowCount | None:
-        return RowCount(int(output.facts[fact]), noun) if fact in output.facts else None
-
-    return count
-
-
 @dataclass(frozen=True, slots=True)
 class StatsInputs:
     """What a stage contributes to the statistics besides its ledgers."""

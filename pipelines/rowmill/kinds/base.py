@@ -19,6 +19,7 @@ from rowmill.conversation.truncation import OverlongPolicy, Truncation
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.json import Json
+from rowmill.core.storage import Store
 from rowmill.kinds.shared.filters import Filters
 from rowmill.kinds.shared.messages import Tools, is_mapping, rename_aliases
 from rowmill.kinds.shared.reasoning import Reasoning
@@ -29,6 +30,7 @@ from rowmill.packing.options import Packing
 from rowmill.schema.checks import Check
 from rowmill.schema.counts import Counts
 from rowmill.schema.examples import Objective, RolloutFields
+from rowmill.schema.manifest import Part
 from rowmill.schema.rows import ROW_KINDS, PlainChat, Rejected, Row, RowKind
 
 OPTION_GROUPS: dict[str, type[Config]] = {
@@ -220,6 +222,15 @@ class DatasetKind(Config):
     def count_rows(self, rows: pa.Table) -> Sequence[Counts]:
         """Return what only this kind counts of the rows of a part, as they are written; `CHECKS` has its checks."""
         return ()
+
+    def count_dataset(
+        self, store: Store, made: Sequence[Part], kept: Sequence[Part]
+    ) -> tuple[Sequence[Counts], Mapping[str, tuple[str, ...]]]:
+        """Return what only all rows of a dataset together show, and some row ids by the name of what they show.
+
+        `made` are the parts before duplicates are removed, `kept` those that are written; `CHECKS` has the checks.
+        """
+        return (), {}
 
     def get_rollout_fields(self) -> RolloutFields:
         """Return the fields that its rows carry to a trainer beside their ids."""

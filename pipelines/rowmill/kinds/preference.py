@@ -28,6 +28,7 @@ from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, canonical_json, to_json
 from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, TOKENIZED_EXAMPLES
+from rowmill.core.storage import Store
 from rowmill.kinds.base import DatasetOptions, RecordReader, refuse_overlong_policy
 from rowmill.kinds.reading.conversation_rows import ConversationReader, DetectedMessages, MessageColumns
 from rowmill.kinds.reading.recognition import try_options
@@ -51,6 +52,7 @@ from rowmill.kinds.shared.samples import Recognition, Sample, choose_best, sugge
 from rowmill.schema.checks import Check
 from rowmill.schema.counts import Counts, compute_share, find_share
 from rowmill.schema.examples import Objective
+from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Message, Row, RowKind, make_plain_report
 
 SIDE_COLUMNS = (
@@ -238,6 +240,39 @@ class Preference(MessageColumns):
     def count_sides(self) -> int:
         """Return how many texts an example has, each of which may be as long as the limit."""
         return 2 if self.objective == "paired" else 1
+
+    def count_dataset(
+        self, store: Store, made: Sequence[Part], kept: Sequence[Part]
+    ) -> tuple[Sequence[Counts], Mapping[str, tuple[str, ...]]]:
+        """Count pairs that another one reverses, margins that are not positive, and good and bad answers."""
+        import polars as pl
+
+        from rowmill.parts.context import scan_rows
+
+        files = [part.files["rows"] for part in kept if part.files["rows"].rows]
+        if not files:
+            return [PreferenceRowCounts()], {}
+        rows = scan_rows(store, files, ["messages", "chosen", "rejected", "margin"])
+        pairs = rows.filter(pl.col("chosen").is_not_null() & pl.col("rejected").is_not_null())
+        own, swapped = (
+            pairs.select(pl.concat_str(["messages", *sides], separator="\0").hash().alias("pair"))
+            for sides in (("chosen", "rejected"), ("rejected", "chosen"))
+        )
+        reversed_pairs = swapped.join(own, on="pair", how="semi").select(pl.len()).collect(engine="streaming")
+        counted = rows.select(
+            pl.col("chosen").count().alias("good"),
+            pl.col("rejected").count().alias("bad"),
+            (pl.col("margin") <= 0).sum().alias("nonpositive"),
+        ).collect(engine="streaming")
+        good, bad, nonpositive = (int(value) for value in counted.row(0))
+        is_unpaired = self.objective == "unpaired"
+        counts = PreferenceRowCounts(
+            pairs_swapped=int(reversed_pairs.item()),
+            margins_not_positive=nonpositive,
+            good_answers=good if is_unpaired else 0,
+            bad_answers=bad if is_unpaired else 0,
+        )
+        return [counts], {}
 
     def list_answer_paths(self) -> Sequence[str]:
         """Return the columns of both sides, and of single answers."""

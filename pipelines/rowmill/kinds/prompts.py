@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -15,6 +15,7 @@ from rowmill.conversation.truncation import OverlongPolicy
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json, to_json
 from rowmill.core.stage_names import CANONICAL_ROWS
+from rowmill.core.storage import Store
 from rowmill.kinds.base import ALL_GROUPS, DatasetOptions, RecordReader, RowReader, refuse_overlong_policy
 from rowmill.kinds.reading.canonicalization import Canonicalizer
 from rowmill.kinds.reading.conversation_rows import (
@@ -41,6 +42,7 @@ from rowmill.kinds.shared.samples import Recognition, Sample, choose_best, sugge
 from rowmill.schema.checks import Check
 from rowmill.schema.counts import Counts
 from rowmill.schema.examples import Objective
+from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Row, RowKind
 
 _TELLING_PATHS = ("reward_model.ground_truth", "reward_spec.ground_truth", "ground_truth")
@@ -178,6 +180,24 @@ class Prompts(MessageColumns):
     def has_targets(self) -> bool:
         """Return false: nothing of a prompt trains."""
         return False
+
+    def count_dataset(
+        self, store: Store, made: Sequence[Part], kept: Sequence[Part]
+    ) -> tuple[Sequence[Counts], Mapping[str, tuple[str, ...]]]:
+        """Count prompts whose copies have different ground truths, and name the first row of some of them."""
+        import polars as pl
+
+        from rowmill.parts.context import scan_rows
+
+        found: list[str] = []
+        if made:
+            rows = scan_rows(store, [part.files["rows"] for part in made], ["row_id", "content_hash", "ground_truth"])
+            by_prompt = rows.group_by("content_hash").agg(
+                pl.col("row_id").min(), pl.col("ground_truth").n_unique().alias("truths")
+            )
+            conflicts = by_prompt.filter(pl.col("truths") > 1).select("row_id").collect(engine="streaming")
+            found = sorted(conflicts["row_id"].to_list())
+        return [PromptRowCounts(conflicting_prompts=len(found))], {"ground_truth_conflicts": tuple(found[:10])}
 
     def list_answer_columns(self) -> None:
         """Return nothing: no answer of the data is trained, so none needs to be told from a bad one."""

@@ -26,7 +26,6 @@ from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
 from rowmill.kinds.joint_rows import find_joint_kind
-from rowmill.kinds.prompts import PromptRowCounts
 from rowmill.kinds.shared.filters import FILTERS_OF_MADE_ROWS, identify_removal_filters
 from rowmill.kinds.shared.splits import Boundaries, Splitter, compute_boundaries
 from rowmill.kinds.shared.training_flags import explain_unread_flag, parse_unread_flag
@@ -208,13 +207,14 @@ def make_canonical_rows(
         keys = scan_rows(context.store, [part.files["rows"] for part in final], ["group_key"])
         counted = keys.group_by("group_key").agg(pl.len().alias("rows"))
         groups = counted.sort("rows", "group_key", descending=[True, False]).collect(engine="streaming")
+    own_counts, own_samples = context.dataset.format.count_dataset(context.store, parts, final)
     counts = add_up_counts(
         final,
         RowCounts(
             records=sum(part.records for part in scanned),
             validation_source=any(part.split_hint == "validation" for part in scanned),
         ),
-        *text_rows.count_preferences(context, final),
+        *own_counts,
     )
     taken = counts.get(RowCounts).count_taken()
     further: list[Counts] = [search.count(taken) for search in searches]
@@ -223,11 +223,8 @@ def make_canonical_rows(
         further.append(GroupCounts(groups=len(groups), rows_of_largest_group=largest))
     if context.dataset.splits.time_key is not None:
         further.append(TimeSplitCounts(boundaries=boundaries))
-    conflicts = text_rows.find_truth_conflicts(context, parts)
-    if conflicts is not None:
-        further.append(PromptRowCounts(conflicting_prompts=len(conflicts)))
     draft = _build_rows_output(context, counts + CountSet.of(*further), final, groups)
-    draft.samples |= {} if conflicts is None else {"ground_truth_conflicts": tuple(conflicts[:10])}
+    draft.samples |= own_samples
     draft.tables |= left_out_tables
     draft.parts_reused, draft.rows_made = made.reused, made.rows_made
     for search in searches:

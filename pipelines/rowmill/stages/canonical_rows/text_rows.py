@@ -16,14 +16,12 @@ from typing import Any
 
 import numpy as np
 import orjson
-import polars as pl
 import pyarrow as pa
 
 from rowmill import sources
 from rowmill.core.arrays import make_column
 from rowmill.core.json import Json, to_json
 from rowmill.core.stage_names import CANONICAL_ROWS
-from rowmill.kinds.preference import PreferenceRowCounts
 from rowmill.kinds.reading.canonicalization import (
     Canonicalizer,
     UnreadTextCounter,
@@ -38,12 +36,9 @@ from rowmill.kinds.shared.filters import list_row_texts, reject_long_run
 from rowmill.kinds.shared.splits import SPLITS, Splitter, assign_split
 from rowmill.kinds.shared.training_flags import find_value, parse_unread_flag
 from rowmill.parts.accounts import RejectLog, write_accounts
-from rowmill.parts.context import scan_rows
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.recipe.recipe import Dataset
-from rowmill.schema.counts import Counts
 from rowmill.schema.ledger import NO_RECORD_REASONS, NOT_TAKEN
-from rowmill.schema.manifest import Part
 from rowmill.schema.row_counts import (
     MessageCounts,
     RowCounts,
@@ -65,54 +60,6 @@ from rowmill.schema.rows import (
 )
 from rowmill.sources.parts import SplitName
 from rowmill.sources.reading import TakenGroup, count_group_records, read_taken_records
-from rowmill.stages.base import StageContext
-
-
-def count_preferences(context: StageContext, final: Sequence[Part]) -> list[Counts]:
-    """Count what only all preferences together show; nothing for other rows."""
-    if "rejected" not in make_row_schema(context.dataset.row_kind).names:
-        return []
-    files = [part.files["rows"] for part in final if part.files["rows"].rows]
-    if not files:
-        return [PreferenceRowCounts()]
-    rows = scan_rows(context.store, files, ["messages", "chosen", "rejected", "margin"])
-    pairs = rows.filter(pl.col("chosen").is_not_null() & pl.col("rejected").is_not_null())
-    own, swapped = (
-        pairs.select(pl.concat_str(["messages", *sides], separator="\0").hash().alias("pair"))
-        for sides in (("chosen", "rejected"), ("rejected", "chosen"))
-    )
-    counted = rows.select(
-        pl.col("chosen").count().alias("good"),
-        pl.col("rejected").count().alias("bad"),
-        (pl.col("margin") <= 0).sum().alias("nonpositive"),
-    ).collect(engine="streaming")
-    good, bad, nonpositive = (int(value) for value in counted.row(0))
-    is_unpaired = context.recipe.objective == "unpaired"
-    return [
-        PreferenceRowCounts(
-            pairs_swapped=int(
-                swapped.join(own, on="pair", how="semi").select(pl.len()).collect(engine="streaming").item()
-            ),
-            margins_not_positive=nonpositive,
-            good_answers=good if is_unpaired else 0,
-            bad_answers=bad if is_unpaired else 0,
-        )
-    ]
-
-
-def find_truth_conflicts(context: StageContext, parts: Sequence[Part]) -> list[str] | None:
-    """Return the first row of each prompt whose copies have different ground truths; None for rows without any."""
-    if "ground_truth" not in make_row_schema(context.dataset.row_kind).names:
-        return None
-    if not parts:
-        return []
-    rows = scan_rows(context.store, [part.files["rows"] for part in parts], ["row_id", "content_hash", "ground_truth"])
-    by_prompt = rows.group_by("content_hash").agg(
-        pl.col("row_id").min(), pl.col("ground_truth").n_unique().alias("truths")
-    )
-    found = by_prompt.filter(pl.col("truths") > 1).select("row_id").collect(engine="streaming")
-    return sorted(found["row_id"].to_list())
-
 
 HASH_BYTES = 8
 

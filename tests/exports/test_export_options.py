@@ -13,6 +13,7 @@ from rowmill.core.installation import format_install_command
 from rowmill.exports import AnyExport, Export, astrai, base
 from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Recipe
+from rowmill.schema.recipe_summary import DatasetSummary, RecipeSummary
 from rowmill.shards import label_conventions
 from tests.docs.test_docs import ROOT, blocks
 from tests.support.export_cases import export as export_of
@@ -212,11 +213,11 @@ def test_printed_tinker_code_imports_a_function_that_exists() -> None:
 @pytest.mark.parametrize("kind", ["native", "tinker", "mds"])
 @pytest.mark.usefixtures("with_libraries")
 def test_loss_weights_are_taken_where_they_have_a_place(kind: str) -> None:
-    load({"name": "mine", "kind": kind}).exports[0].refuse(base.RecipeSummary(64, {"chats": WEIGHTED}))
+    load({"name": "mine", "kind": kind}).exports[0].refuse(RecipeSummary(64, {"chats": WEIGHTED}))
 
 
-WEIGHTED = base.DatasetSummary("conversation", is_joined=False, is_open=False, has_weights=True)
-ASKED = base.DatasetSummary("conversation", is_joined=False, is_open=False, has_weights=False, objective="prompts")
+WEIGHTED = DatasetSummary("conversation", is_joined=False, is_open=False, has_weights=True)
+ASKED = DatasetSummary("conversation", is_joined=False, is_open=False, has_weights=False, objective="prompts")
 WITHOUT_WEIGHTS = (
     "hf axolotl astrai_bin megatron_bridge olmo_core llm_foundry skyrl megatron verl llama_factory"
 ).split()
@@ -230,9 +231,9 @@ WITHOUT_WEIGHTS = (
     ],
 )
 @pytest.mark.usefixtures("with_libraries")
-def test_dataset_that_an_export_cannot_hold_is_refused(kind: str, dataset: base.DatasetSummary, message: str) -> None:
+def test_dataset_that_an_export_cannot_hold_is_refused(kind: str, dataset: DatasetSummary, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        load({"name": "mine", "kind": kind}).exports[0].refuse(base.RecipeSummary(64, {"chats": dataset}))
+        load({"name": "mine", "kind": kind}).exports[0].refuse(RecipeSummary(64, {"chats": dataset}))
 
 
 @pytest.mark.parametrize(

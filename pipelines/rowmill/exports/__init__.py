@@ -5,7 +5,7 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 from rowmill.exports.astrai import AstrAIBin, AstrAIH5
-from rowmill.exports.base import DatasetSummary, Export, Exported, RecipeSummary, open_export
+from rowmill.exports.base import Export, Exported, open_export
 from rowmill.exports.hf import Axolotl, HuggingFaceExport, Native, SkyRL, Verl
 from rowmill.exports.llama_factory import LLaMAFactory
 from rowmill.exports.mds import MDS, LLMFoundry
@@ -15,7 +15,7 @@ from rowmill.exports.rl_prompts import RLPrompts
 from rowmill.exports.tinker import Tinker, read_datums
 from rowmill.exports.trl_preference import TRLPreference
 
-__all__ = ["AnyExport", "DatasetSummary", "Export", "Exported", "RecipeSummary", "open_export", "read_datums"]
+__all__ = ["AnyExport", "Export", "Exported", "open_export", "read_datums"]
 
 AnyExport: TypeAlias = Annotated[
     Native  # our own shards, in the order of training

@@ -41,10 +41,10 @@ from rowmill.exports.base import (
     ExportIndex,
     ExportJob,
     ExportLayout,
-    RecipeSummary,
     WrittenFile,
     split_into_runs,
 )
+from rowmill.schema.recipe_summary import RecipeSummary
 from rowmill.schema.rows import RowKind, are_running_text
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention

@@ -34,6 +34,7 @@ from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, IntegrityError, join_choices
 from rowmill.core.installation import format_install_command
 from rowmill.schema.examples import Objective
+from rowmill.schema.recipe_summary import RecipeSummary
 from rowmill.schema.rows import RowKind
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.native import ROW_GROUP
@@ -48,31 +49,6 @@ CHUNK_TOKENS = 2 << 20
 
 
 # ── Inputs of an export ─────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetSummary:
-    """The facts of one dataset that decide which exports are possible."""
-
-    kind: RowKind
-    is_joined: bool
-    """Whether its documents are joined and cut every `seq_len` tokens."""
-    is_open: bool
-    """Whether attention crosses from one of its segments to the next."""
-    has_weights: bool
-    objective: Objective = "next_token"
-    fields: tuple[str, ...] = ()
-    """The names of the fields that its token rows carry."""
-    shares_prefixes: bool = False
-    """Whether its examples are trees of shared segments."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecipeSummary:
-    """The facts of a recipe that decide which exports are possible, before any data is read."""
-
-    seq_len: int
-    datasets: Mapping[str, DatasetSummary]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,12 @@ from rowmill.exports.base import (
     ExportIndex,
     ExportJob,
     ExportLayout,
-    RecipeSummary,
     TableExport,
     Unit,
     WrittenFile,
 )
 from rowmill.schema.examples import IGNORED_LABEL, ROW_FIELDS, make_token_columns
+from rowmill.schema.recipe_summary import RecipeSummary
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.native import ROW_GROUP, SEQUENCE_SCHEMA, Padding, choose_pad_id, make_shard_table, number_sequences

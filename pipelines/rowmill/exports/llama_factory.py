@@ -25,13 +25,13 @@ from rowmill.exports.base import (
     ExportIndex,
     ExportJob,
     ExportLayout,
-    RecipeSummary,
     TableExport,
     Unit,
     WrittenFile,
 )
 from rowmill.exports.trl_preference import rotate_blocks
 from rowmill.schema.examples import IGNORED_LABEL, Objective
+from rowmill.schema.recipe_summary import RecipeSummary
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.native import choose_pad_id

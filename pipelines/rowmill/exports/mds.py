@@ -26,8 +26,9 @@ from pydantic import Field
 
 from rowmill.core.arrays import Bools, Tokens, compute_offsets
 from rowmill.core.errors import ConfigError
-from rowmill.exports.base import Export, ExportContext, ExportIndex, ExportJob, ExportLayout, RecipeSummary, WrittenFile
+from rowmill.exports.base import Export, ExportContext, ExportIndex, ExportJob, ExportLayout, WrittenFile
 from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN
+from rowmill.schema.recipe_summary import RecipeSummary
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.sequences import SequenceBatch

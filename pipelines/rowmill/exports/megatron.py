@@ -37,11 +37,11 @@ from rowmill.exports.base import (
     ExportIndex,
     ExportJob,
     ExportLayout,
-    RecipeSummary,
     TableExport,
     WrittenFile,
 )
 from rowmill.packing.pack_plan import plan_best_fit
+from rowmill.schema.recipe_summary import RecipeSummary
 from rowmill.schema.rows import are_running_text
 from rowmill.shards import label_conventions
 from rowmill.shards.label_conventions import LabelConvention, make_unshifted_mask

@@ -27,12 +27,12 @@ from rowmill.exports.base import (
     ExportContext,
     ExportIndex,
     ExportLayout,
-    RecipeSummary,
     TableExport,
     WrittenFile,
 )
 from rowmill.exports.hf import PARQUET_LOAD
 from rowmill.schema.examples import Objective
+from rowmill.schema.recipe_summary import RecipeSummary
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.sequences import SequenceBatch
 

@@ -18,9 +18,10 @@ from pydantic import Field
 
 from rowmill.core.arrays import Ints, compute_offsets, expand_ranges, make_list_array
 from rowmill.core.errors import ConfigError
-from rowmill.exports.base import ExportContext, ExportIndex, ExportLayout, RecipeSummary, TableExport, WrittenFile
+from rowmill.exports.base import ExportContext, ExportIndex, ExportLayout, TableExport, WrittenFile
 from rowmill.exports.hf import PARQUET_LOAD
 from rowmill.schema.examples import Objective
+from rowmill.schema.recipe_summary import RecipeSummary
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.sequences import SequenceBatch
 

@@ -24,13 +24,14 @@ from rowmill.core.errors import ConfigError, hint_at_name, join_choices
 from rowmill.core.stage_names import PARSED_RECORDS
 from rowmill.core.storage import check_name
 from rowmill.executors import AnyExecutor, LocalExecutor
-from rowmill.exports import AnyExport, DatasetSummary, RecipeSummary
+from rowmill.exports import AnyExport
 from rowmill.kinds.base import OPTION_GROUPS, DatasetKind, DatasetOptions, IdleOption, iterate_idle_options
 from rowmill.kinds.catalog import KINDS, Auto, Format, resolve_kind
 from rowmill.kinds.joint_rows import JointKind, find_joint_kind
 from rowmill.packing.options import Mixture, Packing
 from rowmill.packing.rank_assignment import Partitions, check_world_size
 from rowmill.schema.examples import WEIGHT_COLUMN, Objective, RolloutFields, join_fields
+from rowmill.schema.recipe_summary import DatasetSummary, RecipeSummary
 from rowmill.schema.rows import RowKind
 from rowmill.sources import GeneratedSource, Source
 from rowmill.tokenization.tokenizer_source import (

@@ -16,6 +16,7 @@ from rowmill.core.errors import hint_at_name, join_choices, suggest_name
 from rowmill.core.storage import Store, digest_json
 from rowmill.schema.checks import Check, Severity
 from rowmill.schema.manifest import Manifest, StageKey
+from rowmill.schema.recipe_summary import RecipeSummary
 from rowmill.schema.rows import RowKind
 
 
@@ -179,6 +180,12 @@ class GatesBase(Config):
                     "names, under which their results are stored; rename all but one"
                 )
         return self
+
+    def check_recipe(self, recipe: RecipeSummary) -> None:
+        """Refuse a waiver for a dataset that the recipe does not have."""
+        for waiver in self.waivers:
+            if problem := find_unknown_dataset(waiver, recipe.datasets):
+                raise ValueError(f"gates.waivers: {problem}")
 
 
 def _is_looser(check: Check, bound: float, severity: Severity) -> bool:

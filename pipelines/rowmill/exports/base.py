@@ -192,6 +192,13 @@ class Export(Config):
         """Whether the format stores packed sequences or single segments."""
         return getattr(self, "unit", "unpacked")
 
+    def check_recipe(self, recipe: RecipeSummary) -> None:
+        """Refuse an export that the recipe makes impossible."""
+        try:
+            self.refuse(recipe)
+        except ConfigError as error:
+            raise ValueError(f"exports.{self.name}: {error}") from error
+
     def refuse(self, summary: RecipeSummary) -> None:
         """Raise ConfigError if the recipe makes this export impossible; kinds add checks."""
         if self.NEEDS is not None and find_spec(self.NEEDS[0]) is None:

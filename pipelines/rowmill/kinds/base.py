@@ -31,6 +31,7 @@ from rowmill.schema.checks import Check
 from rowmill.schema.counts import Counts
 from rowmill.schema.examples import Objective, RolloutFields
 from rowmill.schema.manifest import Part
+from rowmill.schema.recipe_summary import RecipeSummary
 from rowmill.schema.rows import ROW_KINDS, PlainChat, Rejected, Row, RowKind
 
 OPTION_GROUPS: dict[str, type[Config]] = {
@@ -185,6 +186,28 @@ class DatasetKind(Config):
             raise ValueError(
                 f"splits: a number of rows, method: exact and max_rows are for records; a {self.get_name()} dataset is "
                 "split by hash; set a share such as 0.05"
+            )
+
+    def check_recipe(self, name: str, options: "DatasetOptions", recipe: RecipeSummary) -> None:
+        """Refuse a dataset, called `name`, whose examples fit neither the sequences of a recipe nor its objective."""
+        option, limit = self.get_length_limit(options)
+        sides = self.count_sides()
+        if limit is not None and sides > 1 and limit > recipe.limit_sides(sides):
+            raise ValueError(
+                f"datasets.{name}.{option} is {limit}, and {sides} sides of an example are in one sequence; at "
+                f"most {recipe.limit_sides(sides)} fit into seq_len {recipe.seq_len}; lower it, or raise seq_len"
+            )
+        if limit is not None and limit > recipe.seq_len:
+            raise ValueError(
+                f"datasets.{name}.{option} is {limit}, seq_len {recipe.seq_len} is the most allowed; lower it, or "
+                "raise seq_len"
+            )
+        objective, expected = self.get_objective(), recipe.datasets[recipe.first].objective
+        if objective != expected:
+            raise ValueError(
+                f"datasets.{name}.format.kind: {self.get_name()} has the objective {objective}, and "
+                f"datasets.{recipe.first} has {expected}; a recipe has one, since its datasets are mixed into one "
+                "order; give each objective a recipe of its own"
             )
 
     def get_length_limit(self, options: "DatasetOptions") -> tuple[str, int | None]:

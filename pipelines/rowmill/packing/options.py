@@ -1,15 +1,17 @@
 """The option groups `packing` and `mixture`."""
 
 import operator
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from itertools import pairwise
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from rowmill.core.config import Config
-from rowmill.core.errors import ConfigError
+from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.permutation import PermutationType
+from rowmill.schema.recipe_summary import RecipeSummary
 from rowmill.schema.rows import ROW_KINDS, RowKind, SliceStrategy
 
 PackStrategy = Literal["best_fit", "greedy", "concat"]
@@ -143,6 +145,53 @@ class Packing(Config):
         values = serialize(self)
         unread = () if self.share_prefixes else ("share_prefixes", "min_shared")
         return {name: value for name, value in values.items() if name not in unread}
+
+    def check_recipe(self, name: str, recipe: RecipeSummary) -> None:
+        """Refuse options of a dataset, called `name`, that the sequences of a recipe or its other datasets exclude."""
+        own, first = recipe.datasets[name], recipe.first
+        multiple, expected = self.segment_multiple_of, recipe.datasets[first].segment_multiple_of
+        if recipe.seq_len % multiple:
+            raise ValueError(
+                f"datasets.{name}.packing.segment_multiple_of: {multiple} does not divide seq_len {recipe.seq_len}; "
+                "a sequence must hold whole multiples; choose a divisor, or another seq_len"
+            )
+        if multiple != expected:
+            raise ValueError(
+                f"datasets.{name}.packing.segment_multiple_of: {multiple}, and datasets.{first} has {expected}; one "
+                "trainer reads all datasets, so they have one; set it in defaults"
+            )
+        if recipe.row_fields and not self.block_cross_document_attention:
+            raise ValueError(
+                f"datasets.{name}.packing.block_cross_document_attention: false, and {recipe.row_fields[0]} is a "
+                "field of rows; such a field is the value of an attention span, so each row must be one; set it to "
+                "true, or drop format.row_fields"
+            )
+        sharing = next((other for other, dataset in recipe.datasets.items() if dataset.shares_prefixes), None)
+        if sharing is None:
+            return
+        if not own.predicts_next_token:
+            raise ValueError(
+                f"datasets.{sharing}.packing.share_prefixes: true beside datasets.{name}, which has examples of "
+                f"kind {own.kind}; one trainer reads all datasets, and only examples that predict the next "
+                "token can be trees; move one of them to a recipe of its own, or share no prefixes"
+            )
+        if not self.share_prefixes:
+            raise ValueError(
+                f"datasets.{name}.packing.share_prefixes: false, and datasets.{sharing} has true; one trainer "
+                "reads all datasets, so they have one; set it in defaults, and min_shared: "
+                f"{recipe.seq_len + 1} in the dataset that must not share"
+            )
+        if own.fields:
+            raise ValueError(
+                f"datasets.{name}.packing.share_prefixes: true, and rows carry {own.fields[0]}; a token that rows "
+                "share has one value of a field, and they may differ; set it to false, or drop the field"
+            )
+        if name in recipe.counted_validation:
+            raise ValueError(
+                f"datasets.{name}.packing.share_prefixes: true with mixture.num_validation_sequences.{name}, which "
+                "counts sequences before tokens are compared; a share of rows can be held out; set "
+                "splits.validation instead"
+            )
 
     @property
     def room_multiple(self) -> int:
@@ -325,6 +374,29 @@ class Mixture(Config):
             if target is not None and getattr(self, option) is not None:
                 raise ValueError(f"budgets and {option} are both set; only one may limit datasets; delete one")
         return self
+
+    def check_recipe(self, recipe: RecipeSummary) -> None:
+        """Refuse names that no dataset has, and numbers of validation sequences beside another choice of them."""
+        for field in ("train_weights", "max_train_batches", "num_validation_sequences"):
+            value = getattr(self, field)
+            stages = value if isinstance(value, (tuple, list)) else [(0, value)]
+            for _, weights in cast("Iterable[tuple[int, Mapping[str, float] | None]]", stages):
+                for name in weights or {}:
+                    if name not in recipe.datasets:
+                        raise ValueError(
+                            f"mixture.{field}: {name!r} is not a dataset; choose {join_choices(recipe.datasets)}"
+                        )
+                    if field == "num_validation_sequences" and recipe.datasets[name].joins_rows:
+                        raise ValueError(
+                            f"mixture.{field}: {name} holds records, which are split before they are assembled into "
+                            f"examples; allowed: chats, pairs and texts; set datasets.{name}.splits.validation"
+                        )
+        for name in self.num_validation_sequences or {}:
+            for option in recipe.datasets[name].holdout_options:
+                raise ValueError(
+                    f"mixture.num_validation_sequences.{name} with datasets.{name}.{option}; only one of the two can "
+                    "decide which rows are held out; delete one"
+                )
 
     @property
     def resolved_stop(self) -> StopStrategy:

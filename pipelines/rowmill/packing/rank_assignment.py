@@ -23,6 +23,7 @@ from pydantic import Field, model_validator
 from rowmill.core.arrays import Integers, Ints, compute_offsets, find_distinct
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, join_choices
+from rowmill.schema.recipe_summary import RecipeSummary
 
 FILLER = -1
 """The entry of a position that no sequence fills."""
@@ -70,6 +71,15 @@ class Partitions(Config):
                 "set that, or delete flops_linear"
             )
         return self
+
+    def check_recipe(self, recipe: RecipeSummary) -> None:
+        """Refuse a world size that divides no step, and balancing by a cost that is not known of trees."""
+        if self.balance == "flops" and any(dataset.shares_prefixes for dataset in recipe.datasets.values()):
+            raise ValueError(
+                "partitions.balance: flops with packing.share_prefixes, which does not count what a tree costs; "
+                "trained_tokens and none are allowed; choose one of them"
+            )
+        check_world_size(self.world_size, recipe.batch_sizes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ other tools, is moved to its group.
 
 import copy
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 from pydantic import Field, ValidationError, model_validator
 
 from rowmill.alerts import AnyAlert
-from rowmill.checks.gates import Gates, find_unknown_dataset
+from rowmill.checks.gates import Gates
 from rowmill.conversation.truncation import Truncation
 from rowmill.core import config
 from rowmill.core.completions import Teacher
@@ -29,9 +29,9 @@ from rowmill.kinds.base import OPTION_GROUPS, DatasetKind, DatasetOptions, IdleO
 from rowmill.kinds.catalog import KINDS, Auto, Format, resolve_kind
 from rowmill.kinds.joint_rows import JointKind, find_joint_kind
 from rowmill.packing.options import Mixture, Packing
-from rowmill.packing.rank_assignment import Partitions, check_world_size
+from rowmill.packing.rank_assignment import Partitions
 from rowmill.schema.examples import WEIGHT_COLUMN, Objective, RolloutFields, join_fields
-from rowmill.schema.recipe_summary import DatasetSummary, RecipeSummary
+from rowmill.schema.recipe_summary import DatasetSummary, RecipeSummary, limit_sides
 from rowmill.schema.rows import RowKind
 from rowmill.sources import GeneratedSource, Source
 from rowmill.tokenization.tokenizer_source import (
@@ -173,6 +173,30 @@ class Dataset(DatasetOptions):
                 f"possible; delete loss.{option.partition(':')[0]}"
             )
         return ""
+
+    def summarize(self) -> DatasetSummary:
+        """Return what other groups of the recipe know of the dataset."""
+        splits = {
+            "splits.validation": float(self.splits.validation) > 0,
+            "splits.time_key": self.splits.time_key is not None,
+        }
+        makes_records = not isinstance(self.source, GeneratedSource) and has_generation_stage(PARSED_RECORDS, self)
+        return DatasetSummary(
+            kind=self.row_kind,
+            is_joined=self.packing.strategy_for(self.row_kind) == "concat",
+            is_open=not self.packing.block_cross_document_attention,
+            has_weights=self.loss.has_weights,
+            shares_prefixes=self.packing.share_prefixes,
+            objective=self.format.get_objective(),
+            fields=self.format.get_rollout_fields().names,
+            segment_multiple_of=self.packing.segment_multiple_of,
+            joins_rows=self.joins_rows,
+            makes_records=makes_records,
+            holdout_options=(
+                *(f"source.{option}" for option in self.source.list_validation_options()),
+                *(option for option, is_set in splits.items() if is_set),
+            ),
+        )
 
     @property
     def row_kind(self) -> RowKind:
@@ -491,190 +515,12 @@ class Recipe(Config):
     """How the recipe is run; does not affect the output."""
 
     @model_validator(mode="after")
-    def _lengths_fit(self) -> "Recipe":
-        for name, dataset in self.datasets.items():
-            option, limit = dataset.format.get_length_limit(dataset)
-            sides = dataset.format.count_sides()
-            if limit is not None and sides > 1 and limit > self._limit_sides(sides):
-                raise ValueError(
-                    f"datasets.{name}.{option} is {limit}, and {sides} sides of an example are in one sequence; at "
-                    f"most {self._limit_sides(sides)} fit into seq_len {self.seq_len}; lower it, or raise seq_len"
-                )
-            if limit is not None and limit > self.seq_len:
-                raise ValueError(
-                    f"datasets.{name}.{option} is {limit}, seq_len {self.seq_len} is the most allowed; lower it, or "
-                    "raise seq_len"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _segments_fill_sequences(self) -> "Recipe":
-        first = next(iter(self.datasets))
-        for name, dataset in self.datasets.items():
-            multiple = dataset.packing.segment_multiple_of
-            if self.seq_len % multiple:
-                raise ValueError(
-                    f"datasets.{name}.packing.segment_multiple_of: {multiple} does not divide seq_len {self.seq_len}; "
-                    "a sequence must hold whole multiples; choose a divisor, or another seq_len"
-                )
-            if multiple != self.segment_multiple_of:
-                raise ValueError(
-                    f"datasets.{name}.packing.segment_multiple_of: {multiple}, and datasets.{first} has "
-                    f"{self.segment_multiple_of}; one trainer reads all datasets, so they have one; set it in defaults"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _prefixes_can_be_shared(self) -> "Recipe":
-        sharing = [name for name, dataset in self.datasets.items() if dataset.packing.share_prefixes]
-        for name, dataset in self.datasets.items() if sharing else ():
-            if not dataset.format.predicts_next_token():
-                raise ValueError(
-                    f"datasets.{sharing[0]}.packing.share_prefixes: true beside datasets.{name}, which has examples of "
-                    f"kind {dataset.row_kind}; one trainer reads all datasets, and only examples that predict the next "
-                    "token can be trees; move one of them to a recipe of its own, or share no prefixes"
-                )
-            if name not in sharing:
-                raise ValueError(
-                    f"datasets.{name}.packing.share_prefixes: false, and datasets.{sharing[0]} has true; one trainer "
-                    "reads all datasets, so they have one; set it in defaults, and min_shared: "
-                    f"{self.seq_len + 1} in the dataset that must not share"
-                )
-            if fields := dataset.format.get_rollout_fields().names:
-                raise ValueError(
-                    f"datasets.{name}.packing.share_prefixes: true, and rows carry {fields[0]}; a token that rows "
-                    "share has one value of a field, and they may differ; set it to false, or drop the field"
-                )
-            if name in (self.mixture.num_validation_sequences or {}):
-                raise ValueError(
-                    f"datasets.{name}.packing.share_prefixes: true with mixture.num_validation_sequences.{name}, which "
-                    "counts sequences before tokens are compared; a share of rows can be held out; set "
-                    "splits.validation instead"
-                )
-        if sharing and self.partitions.balance == "flops":
-            raise ValueError(
-                "partitions.balance: flops with packing.share_prefixes, which does not count what a tree costs; "
-                "trained_tokens and none are allowed; choose one of them"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _ranks_share_every_step_and_waivers_name_datasets(self) -> "Recipe":
-        check_world_size(self.partitions.world_size, self.mixture.batch_sizes)
-        for waiver in self.gates.waivers:
-            if problem := find_unknown_dataset(waiver, self.datasets):
-                raise ValueError(f"gates.waivers: {problem}")
-        return self
-
-    @model_validator(mode="after")
-    def _names_differ_in_more_than_capitals(self) -> "Recipe":
-        """Refuse names that are one folder on macOS, such as `Chats` and `chats`."""
+    def _names_differ(self) -> "Recipe":
+        """Refuse equal names, and names that are one folder on macOS, such as `Chats` and `chats`."""
         seen: dict[str, str] = {}
         for name in (*self.datasets, *(export.name for export in self.exports)):
             if (other := seen.setdefault(name.lower(), name)) != name:
                 raise ValueError(f"{name} and {other}: names must differ in more than capitals; rename one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _weights_name_datasets(self) -> "Recipe":
-        for field in ("train_weights", "max_train_batches", "num_validation_sequences"):
-            value = getattr(self.mixture, field)
-            stages = value if isinstance(value, (tuple, list)) else [(0, value)]
-            for _, weights in cast("Iterable[tuple[int, Mapping[str, float] | None]]", stages):
-                for name in weights or {}:
-                    if name not in self.datasets:
-                        raise ValueError(
-                            f"mixture.{field}: {name!r} is not a dataset; choose {join_choices(self.datasets)}"
-                        )
-                    if field == "num_validation_sequences" and self.datasets[name].joins_rows:
-                        raise ValueError(
-                            f"mixture.{field}: {name} holds records, which are split before they are assembled into "
-                            f"examples; allowed: chats, pairs and texts; set datasets.{name}.splits.validation"
-                        )
-        return self
-
-    @model_validator(mode="after")
-    def _generated_records_come_from_another_dataset(self) -> "Recipe":
-        """Refuse a source of records that no dataset of this recipe generates; another recipe's is checked later."""
-        for name, dataset in self.datasets.items():
-            if not isinstance(dataset.source, GeneratedSource):
-                continue
-            recipe, origin = dataset.source.dataset_key(self.name)
-            if recipe != self.name:
-                continue
-            able = [
-                candidate
-                for candidate, other in self.datasets.items()
-                if candidate != name
-                and not isinstance(other.source, GeneratedSource)
-                and has_generation_stage(PARSED_RECORDS, other)
-            ]
-            if origin not in able:
-                raise ValueError(
-                    f"datasets.{name}.source.generated: {origin!r} is not another dataset of this recipe with a "
-                    f"format.generation block; {'there is ' + join_choices(able) if able else 'there is none'}; "
-                    "name one, or recipe/dataset of another recipe"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _require_one_validation_size(self) -> "Recipe":
-        for name in self.mixture.num_validation_sequences or {}:
-            source, splits = self.datasets[name].source, self.datasets[name].splits
-            if isinstance(source, GeneratedSource):
-                continue  # records datasets, which are refused above
-            named = source.validation_urls if source.kind == "files" else source.validation_split
-            others = {
-                "source.validation_urls" if source.kind == "files" else "source.validation_split": bool(named),
-                "splits.validation": float(splits.validation) > 0,
-                "splits.time_key": splits.time_key is not None,
-            }
-            for option in (option for option, is_set in others.items() if is_set):
-                raise ValueError(
-                    f"mixture.num_validation_sequences.{name} with datasets.{name}.{option}; only one of the two can "
-                    "decide which rows are held out; delete one"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _datasets_share_one_objective(self) -> "Recipe":
-        objectives = {name: dataset.format.get_objective() for name, dataset in self.datasets.items()}
-        first = next(iter(objectives))
-        for name, objective in objectives.items():
-            if objective != objectives[first]:
-                raise ValueError(
-                    f"datasets.{name}.format.kind: {self.datasets[name].format.get_name()} has the objective "
-                    f"{objective}, and datasets.{first} has {objectives[first]}; a recipe has one, since its datasets "
-                    "are mixed into one order; give each objective a recipe of its own"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _row_fields_have_a_span(self) -> "Recipe":
-        for name in self.rollout_fields.per_row:
-            for dataset, options in self.datasets.items():
-                if not options.packing.block_cross_document_attention:
-                    raise ValueError(
-                        f"datasets.{dataset}.packing.block_cross_document_attention: false, and {name} is a field of "
-                        "rows; such a field is the value of an attention span, so each row must be one; set it to "
-                        "true, or drop format.row_fields"
-                    )
-        return self
-
-    @model_validator(mode="after")
-    def _exports_are_possible(self) -> "Recipe":
-        summaries = {
-            name: DatasetSummary(
-                kind=dataset.row_kind,
-                is_joined=dataset.packing.strategy_for(dataset.row_kind) == "concat",
-                is_open=not dataset.packing.block_cross_document_attention,
-                has_weights=dataset.loss.has_weights,
-                shares_prefixes=dataset.packing.share_prefixes,
-                objective=dataset.format.get_objective(),
-                fields=dataset.format.get_rollout_fields().names,
-            )
-            for name, dataset in self.datasets.items()
-        }
         used_names = dict.fromkeys(self.datasets, "a dataset")
         for number, export in enumerate(self.exports):
             check_name(export.name, f"exports.{number}.name")
@@ -684,11 +530,31 @@ class Recipe(Config):
                     "because statistics are stored under them; rename the export"
                 )
             used_names[export.name] = "another export"
-            try:
-                export.refuse(RecipeSummary(self.seq_len, summaries))
-            except ConfigError as error:
-                raise ValueError(f"exports.{export.name}: {error}") from error
         return self
+
+    @model_validator(mode="after")
+    def _groups_fit_together(self) -> "Recipe":
+        """Let each group refuse what the others make impossible."""
+        recipe = self._summarize()
+        for name, dataset in self.datasets.items():
+            # Shared prefixes say more of a kind that cannot have them than its objective does.
+            dataset.packing.check_recipe(name, recipe)
+            dataset.format.check_recipe(name, dataset, recipe)
+            if isinstance(dataset.source, GeneratedSource):
+                dataset.source.check_recipe(name, recipe)
+        for group in (self.partitions, self.gates, self.mixture, *self.exports):
+            group.check_recipe(recipe)
+        return self
+
+    def _summarize(self) -> RecipeSummary:
+        return RecipeSummary(
+            self.seq_len,
+            {name: dataset.summarize() for name, dataset in self.datasets.items()},
+            name=self.name,
+            batch_sizes=self.mixture.batch_sizes,
+            counted_validation=frozenset(self.mixture.num_validation_sequences or ()),
+            row_fields=self.rollout_fields.per_row,
+        )
 
     @property
     def objective(self) -> Objective:
@@ -745,12 +611,8 @@ class Recipe(Config):
     def limit_of(self, dataset: str) -> int:
         """Return the maximum number of tokens of a dataset's examples; of a pair's, that of each side."""
         chosen = self.datasets[dataset]
-        return chosen.format.get_length_limit(chosen)[1] or self._limit_sides(chosen.format.count_sides())
-
-    def _limit_sides(self, sides: int) -> int:
-        """Return how long each side of an example can be if all are in one sequence, each padded."""
-        multiple = self.segment_multiple_of if sides > 1 else 1
-        return self.seq_len // sides // multiple * multiple
+        limit = chosen.format.get_length_limit(chosen)[1]
+        return limit or limit_sides(self.seq_len, chosen.format.count_sides(), self.segment_multiple_of)
 
 
 def load_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:

@@ -1,6 +1,6 @@
 """What the groups of a recipe know of each other: the facts that decide whether their options are possible together."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rowmill.schema.examples import Objective
@@ -9,7 +9,7 @@ from rowmill.schema.rows import RowKind
 
 @dataclass(frozen=True, slots=True)
 class DatasetSummary:
-    """The facts of one dataset that decide which exports are possible."""
+    """The facts of one dataset that decide which other options are possible."""
 
     kind: RowKind
     is_joined: bool
@@ -22,11 +22,46 @@ class DatasetSummary:
     """The names of the fields that its token rows carry."""
     shares_prefixes: bool = False
     """Whether its examples are trees of shared segments."""
+    segment_multiple_of: int = 1
+    """What its segments are padded to a multiple of."""
+    joins_rows: bool = False
+    """Whether its examples are made of several rows, as those of tables are."""
+    makes_records: bool = False
+    """Whether a model that is trained on it generates records, and they are not its own source."""
+    holdout_options: tuple[str, ...] = ()
+    """The options that decide which of its rows are held out."""
+
+    @property
+    def predicts_next_token(self) -> bool:
+        """Whether each trained token of its examples is predicted from those before it, and nothing else is."""
+        return self.objective == "next_token"
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeSummary:
-    """The facts of a recipe that decide which exports are possible, before any data is read."""
+    """The facts of a recipe that decide which of its options are possible, before any data is read."""
 
     seq_len: int
     datasets: Mapping[str, DatasetSummary]
+    name: str = ""
+    batch_sizes: Sequence[tuple[int, int]] = ()
+    """The first step and the batch size of each stage of the mixture; none without a batch size."""
+    counted_validation: frozenset[str] = frozenset()
+    """The datasets of which a number of sequences is held out, instead of rows."""
+    row_fields: tuple[str, ...] = ()
+    """The names of the fields that have one value for each row."""
+
+    @property
+    def first(self) -> str:
+        """The first dataset, with which all others must agree."""
+        return next(iter(self.datasets))
+
+    def limit_sides(self, sides: int) -> int:
+        """Return how long each side of an example can be if all are in one sequence, each padded."""
+        return limit_sides(self.seq_len, sides, self.datasets[self.first].segment_multiple_of)
+
+
+def limit_sides(seq_len: int, sides: int, multiple_of: int) -> int:
+    """Return how long each of an example's sides can be in one sequence; several are padded to a multiple each."""
+    multiple = multiple_of if sides > 1 else 1
+    return seq_len // sides // multiple * multiple

@@ -120,6 +120,10 @@ class FileUrls(Config):
         """The URLs of all splits, training rows first."""
         return [url for own in self.urls_by_split.values() for url in own]
 
+    def list_validation_options(self) -> tuple[str, ...]:
+        """Return the option that names rows for validation, if it is set."""
+        return ("validation_urls",) if self.validation_urls else ()
+
     @field_serializer("train_urls", "validation_urls", "test_urls")
     def _serialize_public_urls(self, values: list[str]) -> list[str]:
         """Serialize URLs without their secrets, so that no digest or dump of a recipe depends on a signature."""

@@ -12,11 +12,12 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from rowmill.core.config import Config
-from rowmill.core.errors import SourceError
+from rowmill.core.errors import SourceError, join_choices
 from rowmill.core.stage_names import GENERATED_SERIES, PARSED_RECORDS
 from rowmill.core.storage import Store
 from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
+from rowmill.schema.recipe_summary import RecipeSummary
 from rowmill.sources.files import ContentStager, is_valid_scan, stage_parts
 from rowmill.sources.options import RecordLimits
 from rowmill.sources.parts import FileScan, cut_rows, number_equal_parts
@@ -58,6 +59,21 @@ class GeneratedSource(Config):
         """Return the recipe and the dataset that the records were generated from."""
         first, slash, second = self.generated.partition("/")
         return (first, second) if slash else (recipe, first)
+
+    def list_validation_options(self) -> tuple[str, ...]:
+        """Return nothing: generated records have no rows of their own for validation."""
+        return ()
+
+    def check_recipe(self, name: str, recipe: RecipeSummary) -> None:
+        """Refuse a source, of the dataset `name`, that no dataset of its recipe makes; another recipe is read later."""
+        own_recipe, origin = self.dataset_key(recipe.name)
+        able = [other for other, dataset in recipe.datasets.items() if other != name and dataset.makes_records]
+        if own_recipe == recipe.name and origin not in able:
+            raise ValueError(
+                f"datasets.{name}.source.generated: {origin!r} is not another dataset of this recipe with a "
+                f"format.generation block; {'there is ' + join_choices(able) if able else 'there is none'}; "
+                "name one, or recipe/dataset of another recipe"
+            )
 
 
 CLI_VERBS: Mapping[GenerationStage, str] = {PARSED_RECORDS: "parse", GENERATED_SERIES: "generate"}

@@ -69,6 +69,10 @@ class HuggingFaceSource(Config):
     """Keys of assets in your own Dagster project that write this source, such as `raw/conversations`: the dataset then
     depends on them, and its sensor follows them instead of the files. Does not change the bytes."""
 
+    def list_validation_options(self) -> tuple[str, ...]:
+        """Return the option that names rows for validation, if it is set."""
+        return ("validation_split",) if self.validation_split else ()
+
 
 def scan_dataset(
     source: HuggingFaceSource,

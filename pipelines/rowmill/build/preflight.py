@@ -266,7 +266,8 @@ def _propose_format(trial: Project, step: Step, raw: Manifest) -> str:
         path, rows = wrapped
         return f"the records may be the {format_count(len(rows), 'object')} of its list {path}: source.field: {path}"
     found = recognise_format(Sample(records), KINDS.values()).proposal
-    if found is None or (found.kind in ("records", "text", dataset.format.kind) and len(found.options) == 1):
+    says_little = found is None or KINDS[found.kind].FITS_MOST_RECORDS or found.kind == dataset.format.kind
+    if found is None or (says_little and len(found.options) == 1):
         return ""
     return f"{found.fits} of {found.records} records fit format: {write_options(found.options)}"
 
@@ -332,7 +333,7 @@ def _note_unread_columns(trial: Project, step: Step, raw: Manifest) -> Iterator[
     """Name the columns that no option reads; all columns of a table are written, and user code may read any."""
     dataset = step.dataset or ""
     options = trial.recipe.datasets[dataset]
-    if options.joins_rows:
+    if options.format.WRITES_ALL_COLUMNS:
         return
     reader = open_row_reader(options, trial.base, dataset)
     if not isinstance(reader, Canonicalizer):

@@ -11,7 +11,6 @@ from rowmill.checks.gates import Threshold, list_thresholds
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import DEFAULT_ROOT_NAME, Store
-from rowmill.kinds.joint_rows import find_joint_kind
 from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.manifest import StageKey
@@ -157,8 +156,8 @@ def _make_step(loaded: Recipe, base: Path, stage: StageDeclaration, key: StageKe
     ]
     row_kind = None if dataset is None else loaded.datasets[dataset].row_kind
     recipe_kinds: set[RowKind] = {other.row_kind for other in loaded.datasets.values()}
-    joint = None if dataset is None else find_joint_kind(loaded.datasets[dataset].format)
-    comparisons = {} if joint is None else {name: partial(one, base) for name, one in joint.list_comparisons().items()}
+    own = {} if dataset is None else loaded.datasets[dataset].format.list_comparisons()
+    comparisons = {name: partial(compare, base) for name, compare in own.items()}
     identity = "" if stage.scope == "recipe" else key[-1] if dataset is None else dataset
     return Step(
         stage=stage,

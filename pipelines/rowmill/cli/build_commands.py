@@ -124,6 +124,7 @@ def _run_plan(args: argparse.Namespace) -> int:
 
 def _run_advise(args: argparse.Namespace) -> int:
     from rowmill.inspection import inspect
+    from rowmill.kinds.joint_rows import require_joint_kind
     from rowmill.recipe.recipe import table_contract_file
     from rowmill.reports.console import render_advice
 
@@ -138,8 +139,8 @@ def _run_advise(args: argparse.Namespace) -> int:
             continue
         if args.write:
             path = table_contract_file(recipe_path(args.recipe), name)
-            form = project.recipe.datasets[name].format
-            if form.kind == "records" and form.table is not None and not path.exists():
+            kind = require_joint_kind(project.recipe.datasets[name].format)
+            if kind.has_contract() and not path.exists():
                 raise ConfigError(
                     f"datasets.{name}.format.table: the recipe already holds the contract; a file would be a second "
                     "one; edit it in the recipe, or delete it there and run rowmill advise --write again"

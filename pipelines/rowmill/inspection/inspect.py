@@ -335,7 +335,7 @@ def _read_numbered(part: SourcePart, base: Path, numbers: range) -> Iterator[Raw
 def _open_unread_finder(project: Project, dataset: str, part: SourcePart) -> Callable[[RawRecord], tuple[str, ...]]:
     """Return the function that lists the columns of a record that have a value and that nothing reads."""
     options = project.recipe.datasets[dataset]
-    if options.joins_rows:
+    if options.format.WRITES_ALL_COLUMNS:
         return lambda _: ()
     reader = open_row_reader(options, project.base, dataset)
     if not isinstance(reader, Canonicalizer) or ROW_KINDS[options.row_kind].is_token_ids:

@@ -30,7 +30,7 @@ from rowmill.packing.options import Packing
 from rowmill.schema.checks import Check
 from rowmill.schema.counts import Counts
 from rowmill.schema.examples import Objective, RolloutFields
-from rowmill.schema.manifest import Part
+from rowmill.schema.manifest import Manifest, Part
 from rowmill.schema.recipe_summary import RecipeSummary
 from rowmill.schema.rows import ROW_KINDS, PlainChat, Rejected, Row, RowKind
 
@@ -57,6 +57,11 @@ PAIR_SIDES = frozenset({"prompt", "response"})
 
 RecordReader = Callable[[Mapping[str, Json]], Row | Rejected]
 """Reads a kind's columns into a row, without its group, order and domain; a reject is returned, or a `RejectError`."""
+
+
+RowComparison = Callable[[Path, Store, Manifest, Manifest], Sequence[str] | None]
+"""Compares rows with published ones, given the project's folder: returns the changes, a sentence each, or None if the
+two cannot be compared."""
 
 
 class RowReader(Protocol):
@@ -134,6 +139,12 @@ class DatasetKind(Config):
     """What can be done to its rows that are too long, by `truncation.overlong`."""
     CHECKS: ClassVar[tuple[Check, ...]] = ()
     """The checks of what only this kind counts."""
+    JOINS_ROWS: ClassVar[bool] = False
+    """Whether its examples are made of several rows, as those of tables are; such a kind is a `JointKind`."""
+    WRITES_ALL_COLUMNS: ClassVar[bool] = False
+    """Whether all columns of a record are in its row, so that none is unread, and NaN and infinity are kept as text."""
+    FITS_MOST_RECORDS: ClassVar[bool] = False
+    """Whether it reads records of nearly any shape, so that records that fit it may be of another kind."""
     PRECEDENCE: ClassVar[int] = 100
     """Of several kinds that read some records, the one with the lowest number is proposed."""
 
@@ -304,6 +315,39 @@ class DatasetKind(Config):
     def list_answer_paths(self) -> Sequence[str]:
         """Return the paths of answers, at which a number is text; none if the kind has no such columns."""
         return ()
+
+    # ── What only some kinds decide: those whose rows depend on one another are in `joint_rows.py` ──
+
+    def identify_rows(self, options: "DatasetOptions", limit: int) -> dict[str, Any] | None:
+        """Return what decides rows (`rows`), and what only facts about them; None: what decides those of any kind.
+
+        `limit` is the most tokens of an example.
+        """
+        return None
+
+    def list_comparisons(self) -> Mapping[str, RowComparison]:
+        """Return the comparisons with published rows by the name of the check that makes them."""
+        return {}
+
+    def identify_examples(
+        self, options: "DatasetOptions", limit: int, seed: int, vocab_size: int | None
+    ) -> dict[str, Any] | None:
+        """Return what decides examples, given the most tokens of one; None: what decides those of any kind."""
+        return None
+
+    def reads_tokenizer_name(self) -> bool:
+        """Return whether examples depend on how the tokenizer is called."""
+        return False
+
+    def identify_lengths(self, options: "DatasetOptions", seed: int, seq_len: int) -> dict[str, Any]:
+        """Return what decides the facts of lengths beside the options of all kinds."""
+        return {}
+
+    def list_generation_stages(self) -> Sequence[str]:
+        """Return the names of the on-demand stages in which a trained model generates records of the dataset."""
+        return ()
+
+    # ── The two hooks: a record becomes a row, and a row becomes examples ──
 
     def make_record_reader(self, options: "DatasetOptions") -> RecordReader:
         """Return the function that reads one record's columns into a row; raises ConfigError if the kind has none."""

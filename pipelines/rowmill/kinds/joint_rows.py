@@ -5,12 +5,10 @@ stage's output.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from rowmill.core.storage import Store
 from rowmill.kinds.base import DatasetKind, DatasetOptions
 from rowmill.schema.generated_counts import SpanCounts
 from rowmill.schema.manifest import DisplayTable, Manifest, Part
@@ -122,18 +120,19 @@ class ParsedFiles:
     """The counts by class."""
 
 
-RowComparison = Callable[[Path, Store, Manifest, Manifest], Sequence[str] | None]
-"""Compares rows with published ones, given the project's folder: returns the changes, a sentence each, or None if the
-two cannot be compared."""
-
-
 class JointKind(DatasetKind, ABC):
     """A kind whose rows depend on one another: what stages, and commands that try a recipe, ask of it."""
+
+    JOINS_ROWS: ClassVar[bool] = True
 
     @classmethod
     @abstractmethod
     def check_contract(cls, values: Mapping[str, Any], where: str) -> None:
         """Refuse a pinned contract that cannot be read; `where` is its file."""
+
+    @abstractmethod
+    def has_contract(self) -> bool:
+        """Return whether the options hold a contract of the rows."""
 
     # ── rows ──
 
@@ -157,10 +156,6 @@ class JointKind(DatasetKind, ABC):
     def complete_rows(self, context: "KindContext", draft: "StageOutput", decided: Any) -> "StageOutput":
         """Add the kind's own facts and tables to the output of rows."""
 
-    @abstractmethod
-    def list_comparisons(self) -> Mapping[str, RowComparison]:
-        """Return the comparisons with published rows by the name of the check that makes them."""
-
     # ── examples ──
 
     @abstractmethod
@@ -170,16 +165,8 @@ class JointKind(DatasetKind, ABC):
         """Return what decides examples, given the most tokens of one, the seed, and the vocabulary's size."""
 
     @abstractmethod
-    def reads_tokenizer_name(self) -> bool:
-        """Return whether examples depend on how the tokenizer is called."""
-
-    @abstractmethod
     def make_examples(self, context: "KindContext", tokenizer: LoadedTokenizer, path: str) -> "StageOutput":
         """Make the examples of all rows; `path` is the tokenizer's in the store."""
-
-    @abstractmethod
-    def identify_lengths(self, options: DatasetOptions, seed: int, seq_len: int) -> dict[str, Any]:
-        """Return what decides the facts of lengths beside the options of all kinds."""
 
     @abstractmethod
     def measure_lengths(self, context: "KindContext") -> "StageOutput":
@@ -204,10 +191,6 @@ class JointKind(DatasetKind, ABC):
         """Observe the rows, and return the file of a contract for them; None without rows."""
 
     # ── with a trained model ──
-
-    @abstractmethod
-    def list_generation_stages(self) -> Sequence[str]:
-        """Return the names of the on-demand stages that the dataset has."""
 
     @abstractmethod
     def identify_parsed(self, options: DatasetOptions) -> dict[str, Any]:

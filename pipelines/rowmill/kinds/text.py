@@ -32,6 +32,7 @@ class Text(DatasetKind):
 
     MEANT_BY: ClassVar = ("pretraining", "pretrain", "cpt")
 
+    FITS_MOST_RECORDS: ClassVar[bool] = True
     PRECEDENCE: ClassVar[int] = 70
     ROW_KIND: ClassVar[RowKind] = "text"
     GROUPS: ClassVar[frozenset[str]] = ALL_GROUPS - {"reasoning", "tools", "loss"}

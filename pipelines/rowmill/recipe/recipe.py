@@ -27,7 +27,7 @@ from rowmill.executors import AnyExecutor, LocalExecutor
 from rowmill.exports import AnyExport
 from rowmill.kinds.base import OPTION_GROUPS, DatasetKind, DatasetOptions, IdleOption, iterate_idle_options
 from rowmill.kinds.catalog import KINDS, Auto, Format, resolve_kind
-from rowmill.kinds.joint_rows import JointKind, find_joint_kind
+from rowmill.kinds.joint_rows import JointKind
 from rowmill.packing.options import Mixture, Packing
 from rowmill.packing.rank_assignment import Partitions
 from rowmill.schema.examples import WEIGHT_COLUMN, Objective, RolloutFields, join_fields
@@ -147,7 +147,7 @@ class Dataset(DatasetOptions):
     def _check_options(self) -> "Dataset":
         # Refuses a packing strategy that the kind's rows do not support, before a row is read.
         self.packing.strategy_for(self.row_kind)
-        if isinstance(self.source, GeneratedSource) and find_joint_kind(self.format) is None:
+        if isinstance(self.source, GeneratedSource) and not self.joins_rows:
             raise ValueError(
                 f"source.generated: {self.source.generated} holds records of a table, but format.kind is "
                 f"{self.format.kind}; expected records; set format: {{kind: records}}"
@@ -206,12 +206,12 @@ class Dataset(DatasetOptions):
     @property
     def joins_rows(self) -> bool:
         """Whether its examples are made of several rows, as those of tables are."""
-        return find_joint_kind(self.format) is not None
+        return self.format.JOINS_ROWS
 
     @property
     def keeps_non_finite(self) -> bool:
         """Whether NaN and infinity of typed sources are kept as values: only records datasets have text for them."""
-        return self.joins_rows
+        return self.format.WRITES_ALL_COLUMNS
 
     @property
     def keeps_overlong(self) -> bool:
@@ -222,8 +222,7 @@ class Dataset(DatasetOptions):
 
 def has_generation_stage(stage: str, dataset: Dataset) -> bool:
     """Return whether a dataset has an on-demand stage of records that a model generates."""
-    joint = find_joint_kind(dataset.format)
-    return joint is not None and stage in joint.list_generation_stages()
+    return stage in dataset.format.list_generation_stages()
 
 
 # ── Defaults, aliases and moved options ──

@@ -173,13 +173,11 @@ DOMAINS_SHOWN = 30
 def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide the facts; the effect of other limits also depends on truncation and packing."""
     dataset = recipe.datasets[name]
-    joint = find_joint_kind(dataset.format)
-    own = {} if joint is None else joint.identify_lengths(dataset, recipe.seed, recipe.seq_len)
     return {
         "versions": [VERSION],
         "limit": recipe.limit_of(name),
         "row_kind": dataset.row_kind,
-        **own,
+        **dataset.format.identify_lengths(dataset, recipe.seed, recipe.seq_len),
         "truncation": dataset.truncation.model_dump(mode="json"),
         "packing": dataset.packing.model_dump(mode="json", exclude={"layout", "store_domains"}),
     }

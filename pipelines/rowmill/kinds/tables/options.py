@@ -220,6 +220,8 @@ class RecordOptions(DatasetKind):
         "splits": frozenset({"gap", "crossing_groups"}),
     }
 
+    WRITES_ALL_COLUMNS: ClassVar[bool] = True
+    FITS_MOST_RECORDS: ClassVar[bool] = True
     PRECEDENCE: ClassVar[int] = 90
     CHECKS: ClassVar[tuple[Check, ...]] = CHECKS
 

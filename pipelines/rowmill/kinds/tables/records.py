@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rowmill.core.config import validate_options
 from rowmill.core.stage_names import GENERATED_SERIES, PARSED_RECORDS
-from rowmill.kinds.base import DatasetOptions
-from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan, JointKind, NearRows, ParsedFiles, RowComparison
+from rowmill.kinds.base import DatasetOptions, RowComparison
+from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan, JointKind, NearRows, ParsedFiles
 from rowmill.kinds.tables.options import RecordOptions
 from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.schema.manifest import Manifest, Part
@@ -31,6 +31,10 @@ class Records(RecordOptions, JointKind):
     def check_contract(cls, values: Mapping[str, Any], where: str) -> None:
         """Refuse a table contract that cannot be read."""
         validate_options(TableContract, values, where)
+
+    def has_contract(self) -> bool:
+        """Return whether the recipe, or the file next to it, has the table's contract."""
+        return self.table is not None
 
     # ── rows ──
 

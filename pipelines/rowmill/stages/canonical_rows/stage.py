@@ -131,10 +131,10 @@ VERSION = 16
 def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options and versions that decide rows (`rows`), and those that decide only facts about them."""
     dataset = recipe.datasets[name]
-    joint = find_joint_kind(dataset.format)
     leave_out = {"leave_out": list(dataset.filters.leave_out)} if dataset.filters.leave_out else {}
-    if joint is not None:
-        return {"versions": [VERSION], **joint.identify_rows(dataset, recipe.limit_of(name)), **leave_out}
+    own = dataset.format.identify_rows(dataset, recipe.limit_of(name))
+    if own is not None:
+        return {"versions": [VERSION], **own, **leave_out}
     groups = ("format", "reasoning", "tools", "filters", "splits")
     rows = {group: getattr(dataset, group).model_dump(mode="json") for group in groups}
     # A part's rows are made without these filters, so a change of one makes none of them again.

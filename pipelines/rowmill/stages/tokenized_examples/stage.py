@@ -114,10 +114,8 @@ def build_renderer_spec(dataset: Dataset, base: Path, tokenizer: LoadedTokenizer
 def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide examples; a tokenizer folder is identified by its files, not its path."""
     dataset = recipe.datasets[name]
-    joint = find_joint_kind(dataset.format)
-    if joint is not None:
-        identity = joint.identify_examples(dataset, recipe.limit_of(name), recipe.seed, recipe.vocab_size)
-    else:
+    identity = dataset.format.identify_examples(dataset, recipe.limit_of(name), recipe.seed, recipe.vocab_size)
+    if identity is None:
         groups = ("format", "template", "loss", "truncation", "reasoning", "tools")
         identity = {
             "versions": [
@@ -133,7 +131,7 @@ def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
             "columns": describe_columns(ROW_KINDS[dataset.row_kind].example_columns),
         }
     named = identify_tokenizer(recipe.tokenizer_choice)
-    if joint is not None and joint.reads_tokenizer_name():
+    if dataset.format.reads_tokenizer_name():
         named = {**named, "name": recipe.tokenizer_choice.name}
     return {"tokenizer": named, "examples": identity}
 

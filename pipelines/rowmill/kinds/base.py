@@ -71,6 +71,13 @@ class RowReader(Protocol):
     def unread_preferences(self) -> frozenset[str]:
         """Columns of preference data that the dataset's options do not read."""
 
+    @property
+    def read_elsewhere(self) -> Sequence[str] | None:
+        """Columns that are read beside those of a row's content; None: a user's class may read any."""
+
+    def restore_numbers(self, record: dict[str, Json], raw: bytes) -> dict[str, Json]:
+        """Return a record with the answers that are numbers as its line, `raw`, writes them."""
+
     def read_plain(self, record: Mapping[str, Json]) -> PlainChat | None:
         """Return a record's chat if that is its only outcome and there is nothing to note; else None."""
 

@@ -200,6 +200,7 @@ class CustomRowReader:
 
     unread_preferences: frozenset[str] = frozenset()
     """Empty, because the columns that the class reads are unknown."""
+    read_elsewhere: None = None
 
     def __init__(self, row_format: RowFormat, chat: Chat, options: DatasetOptions) -> None:
         """Prepare a reader per row kind, so that the class may return calls, parts and flags in any known shape."""
@@ -218,6 +219,10 @@ class CustomRowReader:
                 ("text", Text(domain_key=chat.domain_key)),
             )
         }
+
+    def restore_numbers(self, record: dict[str, Json], raw: bytes) -> dict[str, Json]:
+        """Return the record: the class gets numbers as JSON has them."""
+        return record
 
     def read_plain(self, record: Mapping[str, Json]) -> None:
         """Return nothing: the class reads every record."""

@@ -23,7 +23,6 @@ from rowmill.core.arrays import make_column
 from rowmill.core.json import Json, to_json
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.kinds.reading.canonicalization import (
-    Canonicalizer,
     UnreadTextCounter,
     hash_plain_contents,
     hash_row_content,
@@ -295,8 +294,7 @@ def canonicalize_part(inputs: CanonicalInputs, place: PartPlace) -> PartResult:
     by_prefix = inputs.dataset.filters.deduplicate == "prefix200"
     schema = make_row_schema(inputs.dataset.row_kind, inputs.dataset.format.get_rollout_fields().columns)
     columns = RowColumns(inputs.dataset_name, schema, inputs.taken[0][0], splitter, by_prefix=by_prefix)
-    is_searched = isinstance(reader, Canonicalizer) and not ROW_KINDS[inputs.dataset.row_kind].is_token_ids
-    unread = UnreadTextCounter(reader.read_elsewhere if is_searched else None)
+    unread = UnreadTextCounter(None if ROW_KINDS[inputs.dataset.row_kind].is_token_ids else reader.read_elsewhere)
     left_out: list[str] = []
     further, most_chars = 0, inputs.dataset.source.limits.max_run_chars
     for part, row_id, record in read_taken_records(inputs.taken, inputs.base, left_out):
@@ -309,7 +307,7 @@ def canonicalize_part(inputs: CanonicalInputs, place: PartPlace) -> PartResult:
             unread.add(record.value, plain)
             continue
         value = record.value
-        if value is not None and isinstance(reader, Canonicalizer):
+        if value is not None:
             value = reader.restore_numbers(value, record.raw)
         made = (record.rejected,) if record.rejected else reader.read(value, arrow=part.arrow)
         if record.value is not None and not (isinstance(made[0], Row) and ROW_KINDS[made[0].kind].is_running_text):

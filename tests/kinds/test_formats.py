@@ -216,6 +216,28 @@ def test_record_of_no_shape_or_without_its_texts_is_rejected(record: Json, optio
     assert reason(record, options) == expected
 
 
+@pytest.mark.parametrize(
+    ("columns", "options", "hint"),
+    [
+        (["messagez"], Chat(), "no known shape in messagez; did you mean messages?"),
+        (["Messages", "id"], Chat(), "no known shape in Messages, id; did you mean messages?"),
+        (["promptt", "responze"], Auto(), "no known shape in promptt, responze; did you mean prompt and response?"),
+        (["dialgoue", "topic"], Chat(), "no known shape in dialgoue, topic; did you mean dialogue?"),
+        (["tasklist"], Chat(prompt_fields=["task"]), "no known shape in tasklist"),
+        (["Task"], Chat(prompt_fields=["task"]), "no known shape in Task; did you mean task?"),
+        (
+            ["threaad"],
+            Chat(messages_field="thread"),
+            "thread is absent or null; the record has threaad; did you mean thread?",
+        ),
+        (["prompt", "prompts"], Chat(), "no known shape in prompt, prompts"),
+        (["conversation_id", "note"], Chat(), "no known shape in conversation_id, note"),
+    ],
+)
+def test_record_with_a_mistyped_column_is_asked_what_was_meant(columns: list[str], options: Any, hint: str) -> None:
+    assert rejection(dict.fromkeys(columns, "A text."), options).detail == hint
+
+
 def test_alpaca_has_its_input_and_history_whatever_its_response_is_called() -> None:
     record = {"instruction": "U", "input": "more", "response": "A"}
 

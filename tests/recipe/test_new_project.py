@@ -160,6 +160,7 @@ def test_missing_data_is_an_error_and_nothing_is_written(tmp_path: Path) -> None
         ("", "no record could be read from its start; expected"),
         ('{"a": 1, "a": 2}\n', r"from its start \(line 1: duplicate_key: the key 'a' is repeated\); expected"),
         ('{"turns": ["a"]}\n', r"no known format .*columns: turns"),
+        ('{"promptt": "Why?", "response": "So."}\n', r"no known format .*; did you mean prompt\?$"),
     ],
 )
 def test_file_that_cannot_be_guessed_is_an_error(content: str, said: str, tmp_path: Path) -> None:

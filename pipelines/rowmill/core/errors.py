@@ -201,13 +201,18 @@ def find_related_names(
     or have it as a word, and those for which `meant_by` lists it: users know a trainer, not our name of its format.
     """
     names, asked = sorted(known), _spell_plainly(name)
-    if same := [one for one in names if _spell_plainly(one) == asked]:
-        return same
-    if typed := get_close_matches(name, names, n=1, cutoff=TYPING_ERROR_LIKENESS):
+    if typed := find_mistyped_names(name, names):
         return typed
     related = [one for one in names if _begins_alike(name, one) or asked in _split_words(one)]
     related += [one for one, words in (meant_by or {}).items() if asked in map(_spell_plainly, words)]
     return list(dict.fromkeys(related))[:MAX_SUGGESTED]
+
+
+def find_mistyped_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names of which a name is another spelling, or else the one that is nearly the same."""
+    names, asked = sorted(known), _spell_plainly(name)
+    same = [one for one in names if _spell_plainly(one) == asked]
+    return same or get_close_matches(name, names, n=1, cutoff=TYPING_ERROR_LIKENESS)
 
 
 TYPING_ERROR_LIKENESS: Final = 0.85

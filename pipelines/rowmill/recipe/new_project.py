@@ -22,6 +22,7 @@ from rowmill.core.errors import ConfigError, PipelineError, join_choices
 from rowmill.core.storage import check_name
 from rowmill.kinds.base import DatasetKind
 from rowmill.kinds.catalog import KINDS
+from rowmill.kinds.reading.conversation_rows import hint_at_columns
 from rowmill.kinds.reading.recognition import (
     RECORDS_LOOKED_AT,
     find_wrapped_records,
@@ -281,6 +282,7 @@ def _require_format(url: str, sample: Sample) -> Recognition:
             f"{url}: no known format fits its records (columns: {columns}); expected messages with an answer, a prompt "
             "and a response, preferences, prompts with a ground truth, token ids, text, or rows of single values; "
             f"{f'{closest}; ' if closest else ''}{remedy}, or a rowmill.RowFormat"
+            f"{hint_at_columns(sample.columns)}"
         )
     return choice.proposal
 

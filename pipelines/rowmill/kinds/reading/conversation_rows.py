@@ -27,7 +27,7 @@ columns at once; only the others are read key by key (`messages.py`).
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from typing import ClassVar, Literal, NamedTuple
 
@@ -35,6 +35,7 @@ from pydantic import Field, field_validator
 
 from rowmill.conversation.options import MAX_WEIGHT, MIN_WEIGHT
 from rowmill.core.config import describe_type
+from rowmill.core.errors import find_mistyped_names
 from rowmill.core.json import Json, to_json
 from rowmill.core.python_literals import begins_like_literal
 from rowmill.kinds.base import PAIR_SIDES, DatasetKind, DatasetOptions, RecordReader, refuse_mask_names
@@ -109,6 +110,9 @@ from rowmill.schema.rows import (
     make_plain_report,
 )
 
+RESPONSE_COLUMNS = ("response", "completion", "answer", "output", "outputs", "targets", "target", "solution")
+"""Columns that hold a response, in the order in which they are tried."""
+
 # ── Options ──
 
 
@@ -178,9 +182,7 @@ class ConversationColumns(MessageColumns):
     """Columns that may hold the prompt, as text or messages; the first that is not null is used."""
     context_fields: list[str] = Field(default=[*CONTEXT_COLUMNS])
     """Columns whose text belongs to a prompt that is text: each is appended to it on a new line."""
-    response_fields: list[str] = Field(
-        default=["response", "completion", "answer", "output", "outputs", "targets", "target", "solution"], min_length=1
-    )
+    response_fields: list[str] = Field(default=[*RESPONSE_COLUMNS], min_length=1)
     """Columns that may hold the response, as text or messages; the first that is not null is used."""
     single_turn: bool = False
     """Keep only the system message, the first user message and the next assistant message."""
@@ -485,10 +487,35 @@ def _explain_unknown_shape(record: Mapping[str, Json], columns: ConversationColu
             except ValueError as error:
                 why = f"; it begins like a list, but is neither JSON nor Python ({error}): write it as JSON"
         return RejectError("bad_messages", f"{name} is {describe_type(value)}, {expected}{why}")
+    hint = hint_at_columns(tuple(record), (name, *columns.prompt_fields, *columns.response_fields))
     if wanted != "auto" or name != "messages":
         missing = name if wanted in ("auto", "messages") else wanted
-        return RejectError("missing_field", f"{missing} is absent or null; the record has {present}")
-    return RejectError("unknown_schema", explain_tree(record) or f"no known shape in {present}")
+        return RejectError("missing_field", f"{missing} is absent or null; the record has {present}{hint}")
+    return RejectError("unknown_schema", explain_tree(record) or f"no known shape in {present}{hint}")
+
+
+HINTED_COLUMNS, HINTED_LENGTH = 20, 30
+"""Columns of a record that are compared, and characters of the longest: a record may have any number of keys."""
+
+
+def hint_at_columns(present: Sequence[str], known: Sequence[str] = (*ASKING_COLUMNS, *RESPONSE_COLUMNS)) -> str:
+    """Return the end of a message about a record of unknown shape: `; did you mean messages?`, or an empty text.
+
+    `known` are the columns of messages, prompts and responses that are read besides those of public datasets.
+    """
+    names = frozenset(present)
+    meant = [_find_meant_column(name, tuple(known)) for name in sorted(names)[:HINTED_COLUMNS]]
+    missing = [name for name in dict.fromkeys(meant) if name and name not in names]
+    return f"; did you mean {' and '.join(missing)}?" if missing else ""
+
+
+@lru_cache(maxsize=4096)
+def _find_meant_column(name: str, known: Sequence[str]) -> str | None:
+    columns = {*LIST_COLUMNS, *CALL_COLUMNS, "text", *known}
+    if name in columns or len(name) > HINTED_LENGTH:
+        return None
+    # A further word is no typing error: conversation_id.
+    return next((one for one in find_mistyped_names(name, columns) if one.count("_") == name.count("_")), None)
 
 
 # ── Reading messages ───────────────────────────────────────────────────────────────────────────────

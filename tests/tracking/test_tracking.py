@@ -8,9 +8,9 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import partial, partialmethod
 from http.server import BaseHTTPRequestHandler
 from importlib import metadata
 from importlib.util import find_spec
@@ -117,14 +117,18 @@ def test_mlflow_has_one_run_per_version_with_the_datasets_and_the_manifest(tmp_p
     # As after a try whose answer was lost.
     record = build_record.describe_build(project.project, ranks)
     [repeated] = log_build([MlflowTracker(tracking_uri="sqlite:///mlflow.db")], record, tmp_path)
-    [run] = read_runs(tmp_path)
     project.append_chat(40)
     build(project)
+    later = project.current("gpu_partitions")
+    runs = read_runs(tmp_path)
+    [run] = [run for run in runs if run["name"] == f"small {ranks.version[:12]}"]
 
     assert [len(lines) for lines in said] == [1, 0]
     assert said[0][0] == repeated.sentence
     assert repeated.address.startswith("run ")
-    assert (run["name"], run["status"]) == (f"small {ranks.version[:12]}", "FINISHED")
+    assert {run["name"] for run in runs} == {f"small {one.version[:12]}" for one in (ranks, later)}
+    assert len(runs) == 2
+    assert run["status"] == "FINISHED"
     assert sorted(run["inputs"]) == ["small", "small/chats", "small/notes", "small/tasks"]
     published, chats = run["inputs"]["small"], run["inputs"]["small/chats"]
     assert (published["digest"], published["context"]) == (ranks.version, "training")
@@ -138,7 +142,6 @@ def test_mlflow_has_one_run_per_version_with_the_datasets_and_the_manifest(tmp_p
     assert json.loads(run["files"]["build.json"])["recipe"] == "small"
     argument = judge.format_recipe_argument("small", project.project.store.root)
     assert run["note"].endswith(f"What each step trains on: rowmill view {argument} 'step 0'")
-    assert len(read_runs(tmp_path)) == 2
 
 
 class VersionPage(BaseHTTPRequestHandler):
@@ -244,7 +247,10 @@ def lineage(receiver: Receiver) -> OpenLineageTracker:
 
 @OPENLINEAGE
 @pytest.mark.slow
-def test_tracker_that_was_away_gets_the_build_from_the_next_one(tmp_path: Path) -> None:
+def test_tracker_that_was_away_gets_the_build_from_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_record, "log_build", partial(log_build, pauses_s=(0, 0)))
     with receiving(*[500] * 3) as receiver:
         address = address_of(receiver)
         project = write(tmp_path, {"kind": "openlineage", "url": address})
@@ -499,13 +505,13 @@ def test_quiet_night_starts_no_client_and_writes_nothing(tmp_path: Path, monkeyp
         before, sent = list_files(tmp_path / ".rowmill"), len(receiver.received)
         reads: list[str] = []
         store = project.project.store
-        read_sealed = type(store).read_sealed
 
-        def count(self: Any, relative: str) -> Any:
+        def count(read: Callable[..., Any], self: Any, relative: str, *how: Any) -> Any:
             reads.append(relative)
-            return read_sealed(self, relative)
+            return read(self, relative, *how)
 
-        monkeypatch.setattr(type(store), "read_sealed", count)
+        for name in ("read_sealed", "recall_sealed"):
+            monkeypatch.setattr(type(store), name, partialmethod(partial(count, getattr(type(store), name))))
         monkeypatch.setattr(subprocess, "Popen", pytest.fail)
         logged = build_record.log_outputs(project.project, outputs)
 

@@ -29,7 +29,7 @@ from rowmill.kinds.shared.training_flags import FlagMeaning, name_flags
 from rowmill.packing.options import Packing
 from rowmill.schema.checks import Check
 from rowmill.schema.counts import Counts
-from rowmill.schema.examples import Objective, RolloutFields
+from rowmill.schema.examples import OBJECTIVE_DESCRIPTIONS, Objective, RolloutFields
 from rowmill.schema.manifest import Manifest, Part
 from rowmill.schema.recipe_summary import RecipeSummary
 from rowmill.schema.rows import ROW_KINDS, PlainChat, Rejected, Row, RowKind
@@ -254,7 +254,7 @@ class DatasetKind(Config):
 
     def count_sides(self) -> int:
         """Return how many texts an example has, each of which may be as long as the limit."""
-        return 1
+        return OBJECTIVE_DESCRIPTIONS[self.get_objective()].sides
 
     def has_groups(self, options: "DatasetOptions") -> bool:
         """Return whether rows belong to groups that must stay in one split."""
@@ -283,11 +283,11 @@ class DatasetKind(Config):
 
     def predicts_next_token(self) -> bool:
         """Return whether each trained token of an example is predicted from those before it, and nothing else is."""
-        return self.get_objective() == "next_token"
+        return OBJECTIVE_DESCRIPTIONS[self.get_objective()].predicts_next_token
 
     def has_targets(self) -> bool:
         """Return whether examples have tokens that train."""
-        return True
+        return OBJECTIVE_DESCRIPTIONS[self.get_objective()].has_targets
 
     def uses_template(self) -> bool:
         """Return whether a chat template renders its rows."""

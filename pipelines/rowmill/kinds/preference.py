@@ -237,10 +237,6 @@ class Preference(MessageColumns):
         """Return whether an example is a pair."""
         return self.objective
 
-    def count_sides(self) -> int:
-        """Return how many texts an example has, each of which may be as long as the limit."""
-        return 2 if self.objective == "paired" else 1
-
     def count_dataset(
         self, store: Store, made: Sequence[Part], kept: Sequence[Part]
     ) -> tuple[Sequence[Counts], Mapping[str, tuple[str, ...]]]:

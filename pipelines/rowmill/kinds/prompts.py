@@ -177,10 +177,6 @@ class Prompts(MessageColumns):
         """Return that nothing is trained: the model answers the prompts."""
         return "prompts"
 
-    def has_targets(self) -> bool:
-        """Return false: nothing of a prompt trains."""
-        return False
-
     def count_dataset(
         self, store: Store, made: Sequence[Part], kept: Sequence[Part]
     ) -> tuple[Sequence[Counts], Mapping[str, tuple[str, ...]]]:

@@ -33,6 +33,26 @@ next_token: predict the trained tokens; paired: prefer a chosen answer to a reje
 as good or bad; prompts: the model answers by itself, so nothing is trained.
 """
 
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveDescription:
+    """What examples of one objective have."""
+
+    predicts_next_token: bool = False
+    """Whether each trained token is predicted from those before it, and nothing else is."""
+    has_targets: bool = True
+    """Whether they have tokens that train."""
+    sides: int = 1
+    """How many texts an example has, each of which may be as long as the limit."""
+
+
+OBJECTIVE_DESCRIPTIONS: Final[Mapping[Objective, ObjectiveDescription]] = {
+    "next_token": ObjectiveDescription(predicts_next_token=True),
+    "paired": ObjectiveDescription(sides=2),
+    "unpaired": ObjectiveDescription(),
+    "prompts": ObjectiveDescription(has_targets=False),
+}
+
 IGNORED_LABEL = -100
 """The label of a position that is not a target, which PyTorch's cross entropy skips."""
 

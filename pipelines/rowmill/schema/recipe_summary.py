@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rowmill.schema.examples import Objective
+from rowmill.schema.examples import OBJECTIVE_DESCRIPTIONS, Objective
 from rowmill.schema.rows import RowKind
 
 
@@ -34,7 +34,7 @@ class DatasetSummary:
     @property
     def predicts_next_token(self) -> bool:
         """Whether each trained token of its examples is predicted from those before it, and nothing else is."""
-        return self.objective == "next_token"
+        return OBJECTIVE_DESCRIPTIONS[self.objective].predicts_next_token
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,11 @@ def names_of(stage: StageDeclaration) -> set[str]:
 
 
 @pytest.mark.parametrize("stage", catalog.STAGES, ids=lambda stage: stage.name)
-def test_compared_values_are_facts_of_their_stage(stage: StageDeclaration) -> None:
-    assert {one.fact for one in stage.compared} <= names_of(stage)
+def test_compared_numbers_are_of_counts_beside_those_of_their_stage(stage: StageDeclaration) -> None:
+    assert stage.counts is not None
+    for one in stage.compared:
+        assert one.of.__module__ == stage.counts.__module__
+        assert isinstance(one.value(one.of()), int | float), one.name
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)

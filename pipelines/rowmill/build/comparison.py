@@ -137,7 +137,8 @@ def _compare_stage(
     stage: StageDeclaration, before: Manifest | None, after: Manifest | None
 ) -> Iterator[NumberComparison]:
     for figure in stage.compared:
-        numbers: list[Any] = [None if one is None else one.facts.get(figure.fact) for one in (before, after)]
+        counted = (None if one is None else one.find_counts(figure.of) for one in (before, after))
+        numbers = [None if counts is None else figure.value(counts) for counts in counted]
         yield NumberComparison(figure.name, *numbers, is_share=figure.is_share)
 
 

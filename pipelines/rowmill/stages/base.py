@@ -63,11 +63,12 @@ Publish = Callable[[StageContext, Manifest, Sequence[CheckResult], Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedFact:
-    """A fact that `rowmill diff` compares, with its display name."""
+class ComparedNumber:
+    """A number that `rowmill diff` compares, with its display name: a function of counts of a class."""
 
     name: str
-    fact: str
+    of: type[Counts]
+    value: Callable[[Any], float | None]
     is_share: bool = False
 
 
@@ -131,8 +132,8 @@ class StageDeclaration:
     """The rows of an output with their noun, and the statistics tables that it contributes to."""
     summarize: Callable[[Any, str], Sequence[str]] = lambda _, rows: (rows,)
     """Summarize an output in a few phrases, from its counts and its number of rows (`1,342 rows`, or empty)."""
-    compared: tuple[ComparedFact, ...] = ()
-    """The facts that a comparison of two versions shows."""
+    compared: tuple[ComparedNumber, ...] = ()
+    """The numbers that a comparison of two versions shows."""
     find_content_damage: Callable[[Store, Manifest], Iterator[str]] | None = None
     """Compare the files' content with the content hashes of the manifest; yield a message per difference."""
 

@@ -49,7 +49,7 @@ from rowmill.shards.host_scratch import NumberedShard, ShardCopies
 from rowmill.shards.native import find_content_damage, list_padding_tokens
 from rowmill.shards.sequences import SequenceHashes, join_hashes, tabulate_hashes
 from rowmill.stages import inputs
-from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
+from rowmill.stages.base import ComparedNumber, PreparedStage, StageContext, StageDeclaration
 from rowmill.stats.tables import StatsInputs, count_rows_of
 
 VERSION = 8
@@ -638,9 +638,9 @@ STAGE = StageDeclaration(
     stats_inputs=StatsInputs(count_rows_of(RankCounts, lambda counts: counts.sequences, "sequence")),
     summarize=lambda counts, rows: (format_count(counts.get(RankCounts).ranks, "rank"), rows),
     compared=(
-        ComparedFact("ranks", "ranks"),
-        ComparedFact("sequences of all ranks", "sequences"),
-        ComparedFact("tokens of all ranks", "tokens"),
+        ComparedNumber("ranks", RankCounts, lambda counts: counts.ranks),
+        ComparedNumber("sequences of all ranks", RankCounts, lambda counts: counts.sequences),
+        ComparedNumber("tokens of all ranks", RankCounts, lambda counts: counts.tokens),
     ),
     find_content_damage=_find_rank_damage,
 )

@@ -26,7 +26,7 @@ from rowmill.schema.counts import CountSet
 from rowmill.schema.length_counts import LengthCounts, TruncationCounts
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest
 from rowmill.schema.rows import ROW_KINDS
-from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
+from rowmill.stages.base import ComparedNumber, PreparedStage, StageContext, StageDeclaration
 from rowmill.stats.lengths import (
     choose_candidate_seq_lens,
     compute_length_quantiles,
@@ -335,7 +335,7 @@ STAGE = StageDeclaration(
     ),
     summarize=_summarize_truncation_stats,
     compared=(
-        ComparedFact("longer than the context", "context_overflow", is_share=True),
-        ComparedFact("tokens truncated", "tokens_removed"),
+        ComparedNumber("longer than the context", LengthCounts, lambda counts: counts.share_overlong(), is_share=True),
+        ComparedNumber("tokens truncated", TruncationCounts, lambda counts: counts.tokens_removed),
     ),
 )

@@ -39,7 +39,7 @@ from rowmill.schema.row_counts import GroupCounts, MessageCounts, RowCounts, Tim
 from rowmill.schema.rows import ROW_KINDS, Rejected, make_row_schema
 from rowmill.sources.parts import HELD_OUT
 from rowmill.sources.reading import TakenGroup, load_part_groups
-from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
+from rowmill.stages.base import ComparedNumber, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.canonical_rows import (
     contaminated_rows,
     duplicate_rows,
@@ -393,5 +393,8 @@ STAGE = StageDeclaration(
         },
     ),
     summarize=lambda counts, rows: (rows, format_rejected(counts.get(RowCounts).rejected)),
-    compared=(ComparedFact("rows", "kept"), ComparedFact("rejected records", "rejected")),
+    compared=(
+        ComparedNumber("rows", RowCounts, lambda counts: counts.kept),
+        ComparedNumber("rejected records", RowCounts, lambda counts: counts.rejected),
+    ),
 )

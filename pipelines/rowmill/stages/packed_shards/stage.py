@@ -45,7 +45,7 @@ from rowmill.shards import native
 from rowmill.shards.native import find_content_damage
 from rowmill.sources import SourcePart
 from rowmill.stages import inputs
-from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
+from rowmill.stages.base import ComparedNumber, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.inputs import list_example_sources
 from rowmill.stages.packed_shards.pack_group import PackGroupInputs, pack_group
 from rowmill.stages.packed_shards.split_plans import (
@@ -364,7 +364,10 @@ STAGE = StageDeclaration(
         files={"shard": "sequences", "segments": "segments", "left_out": "left_out"},
     ),
     summarize=_summarize_packed_shards,
-    compared=(ComparedFact("sequences", "sequences"), ComparedFact("fill", "fill", is_share=True)),
+    compared=(
+        ComparedNumber("sequences", PackingCounts, lambda counts: counts.sequences),
+        ComparedNumber("fill", PackingCounts, lambda counts: counts.share_filled(), is_share=True),
+    ),
     find_content_damage=lambda store, output: find_content_damage(
         store, "/".join(output.key), output.files("shard"), output.get_counts(PackingCounts).content_hash
     ),

@@ -42,7 +42,7 @@ from rowmill.schema.examples import make_example_schema
 from rowmill.schema.manifest import DisplayTable, Manifest, add_up_counts
 from rowmill.schema.row_counts import RowCounts
 from rowmill.schema.rows import ROW_KINDS, describe_columns
-from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
+from rowmill.stages.base import ComparedNumber, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.tokenized_examples import text_parts
 from rowmill.stages.tokenized_examples.conversation_examples import share_template
 from rowmill.stats.tables import StatsInputs, count_rows_of
@@ -285,8 +285,8 @@ STAGE = StageDeclaration(
     ),
     summarize=_summarize_examples,
     compared=(
-        ComparedFact("examples", "examples"),
-        ComparedFact("tokens", "tokens"),
-        ComparedFact("trained share", "trained_share", is_share=True),
+        ComparedNumber("examples", ExampleCounts, lambda counts: counts.examples),
+        ComparedNumber("tokens", ExampleCounts, lambda counts: counts.tokens),
+        ComparedNumber("trained share", ExampleCounts, lambda counts: counts.trained_share, is_share=True),
     ),
 )

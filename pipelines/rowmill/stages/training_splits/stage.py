@@ -49,7 +49,7 @@ from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import DisplayTable, File, Histogram, Manifest, Part, add_up_counts
 from rowmill.schema.order_counts import CostCounts, OrderBlockDetails, OrderCounts
 from rowmill.shards.host_scratch import HostScratch
-from rowmill.stages.base import ComparedFact, PreparedStage, StageContext, StageDeclaration
+from rowmill.stages.base import ComparedNumber, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.inputs import count_train_sequences, list_train_shards, open_joined_shards
 from rowmill.stages.training_splits import leakage
 from rowmill.stats.tables import StatsInputs, count_rows_of
@@ -501,8 +501,8 @@ STAGE = StageDeclaration(
     ),
     summarize=lambda counts, rows: (rows, format_count(counts.get(OrderCounts).steps, "step")),
     compared=(
-        ComparedFact("places", "places"),
-        ComparedFact("steps", "steps"),
-        ComparedFact("rank balance", "rank_balance", is_share=True),
+        ComparedNumber("places", OrderCounts, lambda counts: counts.places),
+        ComparedNumber("steps", OrderCounts, lambda counts: counts.steps),
+        ComparedNumber("rank balance", OrderCounts, lambda counts: counts.average_excess(), is_share=True),
     ),
 )

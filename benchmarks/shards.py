@@ -27,6 +27,7 @@ from rowmill.core.storage import Store
 from rowmill.packing.pack_plan import mark_targets, plan_greedy
 from rowmill.schema import manifest
 from rowmill.schema.manifest import File, Manifest, Part
+from rowmill.schema.shard_counts import ShardDetails
 from rowmill.shards import native
 
 SEQ_LEN, SEGMENT = 4096, 240
@@ -163,11 +164,17 @@ def opening(folder: Path) -> None:
         name = f"bench/texts/packed_shards/parts/{'a' * 32}/{kind}/train/part-{number:05d}.parquet"
         return File(name, SHARD_BYTES, f"{number:032x}", 512)
 
+    def describe(number: int) -> ShardDetails:
+        return ShardDetails(
+            split="train", first_sequence=512 * number, sequences=512, segments=512, tokens=SHARD_BYTES // 8,
+            trained_tokens=SHARD_BYTES // 8, padding=0,
+        )  # fmt: skip
+
     parts = [
         Part(
             f"{n:032x}",
             {"shard": file("data", n), "segments": file("segments", n)},
-            {"split": "train", "sequences": 512},
+            details={"ShardDetails": describe(n).to_json()},
         )
         for n in range(count)
     ]

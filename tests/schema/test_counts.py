@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rowmill.schema.content_hash import HASH_MODULUS, add_content_hashes, format_content_hash
 from rowmill.schema.counts import (
     Counts,
     CountSet,
+    add_floats,
     compute_share,
     find_share,
     find_stored,
@@ -20,8 +22,10 @@ from rowmill.schema.counts import (
     keep_first,
     keep_largest,
     keep_samples,
+    keep_smallest,
 )
 from rowmill.schema.manifest import Part, add_up_counts
+from rowmill.schema.shard_counts import PackGroupDetails, PackingCounts, ShardDetails
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,15 @@ class LineCounts(Counts):
     """Lines of some texts."""
 
     lines: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HashCounts(Counts):
+    """Texts by their content, in whatever order, and numbers that are no integers."""
+
+    content_hash: str = add_content_hashes()
+    weight: float = add_floats()
+    shortest: int | None = keep_smallest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +133,41 @@ def test_samples_are_no_content_and_what_follows_from_counts_is_derived() -> Non
     assert "samples" in counted.to_json()["WordCounts"]
     assert "samples" not in counted.to_json(with_samples=False)["WordCounts"]
     assert counted.derive() == {"in_known_languages": 3}
+
+
+HASHES = st.builds(
+    HashCounts,
+    content_hash=st.integers(0, HASH_MODULUS - 1).map(format_content_hash),
+    weight=st.sampled_from((0.1, 1e17, 0.3, -1e17)),
+    shortest=st.one_of(st.none(), st.integers(0, 9)),
+)
+
+
+@given(st.permutations(range(4)), st.lists(HASHES, min_size=4, max_size=4))
+def test_content_hashes_floats_and_smallest_values_do_not_depend_on_the_order_of_parts(
+    order: list[int], parts: list[HashCounts]
+) -> None:
+    whole = HashCounts.add_up(parts)
+
+    assert HashCounts.add_up([parts[i] for i in order]) == whole
+    assert HashCounts.add_up([HashCounts(), *parts]) == whole
+    assert int(whole.content_hash.removeprefix("xxh3:"), 16) == (
+        sum(int(one.content_hash.removeprefix("xxh3:"), 16) for one in parts) % HASH_MODULUS
+    )
+    assert whole.shortest == min((one.shortest for one in parts if one.shortest is not None), default=None)
+
+
+def test_details_of_a_pack_groups_shards_are_read_back_equal() -> None:
+    shard = ShardDetails(
+        split="train", first_sequence=7, sequences=2, segments=3, tokens=9, trained_tokens=4, padding=0, domains=("a",)
+    )
+    group = PackGroupDetails(shards=(shard, shard))
+    stored = orjson.loads(orjson.dumps({"PackGroupDetails": group.to_json()}))
+
+    assert find_stored(stored, PackGroupDetails) == group
+    assert shard.count(seq_len=8) == PackingCounts(
+        sequences=2, segments=3, tokens=9, trained_tokens=4, padding=0, capacity=16
+    )
 
 
 def test_field_that_does_not_add_up_is_refused_until_it_declares_how_it_is_merged() -> None:

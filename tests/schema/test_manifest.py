@@ -20,7 +20,7 @@ def _manifest(store: Store, content: bytes = b"rows", **changes: Any) -> Manifes
     file = File(path=path, bytes=len(content), digest=digest_bytes(content), rows=3)
     made = Manifest(
         key=KEY, stage="canonical_rows", fingerprint="f1", code_version="c1", inputs={"demo/chats/raw_dataset": "v0"},
-        parts=(Part("p1", {"rows": file}, {"kept": 3}),), values={"nonempty": 3},
+        parts=(Part("p1", {"rows": file}, {"RowCounts": {"kept": 3}}),), values={"nonempty": 3},
         ledger=(("kept", "", 3), ("rejected", "bad_messages", 1)), token_ledger=(("train", "trained", 7),),
         tables={"rejects": DisplayTable(("reason", "records"), (("bad_messages", 1),))},
         histograms={"lengths": Histogram("lengths", "tokens", (0.0, 8.0), (3,), 8.0)},

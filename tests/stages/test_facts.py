@@ -1,8 +1,7 @@
-"""Facts of stages are typed: checks read declared facts, and an output has exactly those."""
+"""Counts of stages are typed: checks read declared counts, and an output has exactly those."""
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from rowmill.checks.catalog import CHECKS
 from rowmill.checks.cross_stage import CROSS_STAGE_FACTS
 from rowmill.schema.checks import Check
 from rowmill.schema.counts import Counts
-from rowmill.schema.facts import name_facts, read_facts
 from rowmill.stages import catalog
 from rowmill.stages.base import StageDeclaration
 from tests.support.recipes import Workspace, chat
@@ -21,9 +19,6 @@ from tests.support.tables import as_csv, grouped, purchases, records
 
 def names_of(stage: StageDeclaration) -> set[str]:
     """Return what outputs of a stage may have by name: its counts, what follows from them, and its checks."""
-    if stage.counts is None:
-        assert stage.facts is not None
-        return {one.name for one in fields(stage.facts)}
     checks = {check.name for check in CHECKS if stage.name in check.stages}
     beside = [kind for kind in Counts.CLASSES.values() if kind.__module__ == stage.counts.__module__]
     return {*(name for kind in beside for name in list_names(kind)), *checks}
@@ -31,7 +26,6 @@ def names_of(stage: StageDeclaration) -> set[str]:
 
 @pytest.mark.parametrize("stage", catalog.STAGES, ids=lambda stage: stage.name)
 def test_compared_numbers_are_of_counts_beside_those_of_their_stage(stage: StageDeclaration) -> None:
-    assert stage.counts is not None
     for one in stage.compared:
         assert one.of.__module__ == stage.counts.__module__
         assert isinstance(one.value(one.of()), int | float), one.name
@@ -80,15 +74,9 @@ def test_output_has_exactly_the_declared_facts(tmp_path: Path) -> None:
     for made in found:
         stage = catalog.find_stage(made.stage)
         assert stage.stats_inputs.rows(made) is not None, "its number of rows is counted"
-        if stage.facts is None:
-            assert stage.counts is not None
-            assert stage.counts.__name__ in made.counts
-            names = [name for own in made.counts.values() for name in own]
-            assert len(names) == len({*names, *made.values}) - len(made.values), made.key
-            continue
-        required = {one.name for one in fields(stage.facts) if one.default is MISSING}
-        assert required <= set(made.facts) <= names_of(stage), made.key
-        assert name_facts(read_facts(stage.facts, made.facts)) == made.facts, made.key
+        assert stage.counts.__name__ in made.counts
+        names = [name for own in made.counts.values() for name in own]
+        assert len(names) == len({*names, *made.values}) - len(made.values), made.key
 
     rows, examples = (built.facts("table", stage) for stage in ("canonical_rows", "tokenized_examples"))
 

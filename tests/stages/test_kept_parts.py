@@ -30,7 +30,7 @@ def run(server: ObjectServer, *maps: Sequence[str]) -> tuple[list[int], int]:
             kept = lists.find_parts(STORE, FOLDER, FUNCTION, names)
             found.append(len(kept))
             for name in (name for name in names if name not in kept):
-                kept[name] = Part(name, {}, {"tokens": 1})
+                kept[name] = Part(name, {})
                 save_kept_part(STORE, FOLDER, kept[name])
             lists.add_parts(STORE, FOLDER, FUNCTION, kept.values())
     return found, server.requests - before

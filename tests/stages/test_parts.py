@@ -26,6 +26,7 @@ from rowmill.parts.functions import (
     write_buckets,
 )
 from rowmill.recipe.recipe import Recipe
+from rowmill.schema.counts import Details
 from rowmill.schema.manifest import Part
 from rowmill.stages.base import StageContext
 from tests.support.tiers import draw
@@ -41,19 +42,27 @@ class Inputs(PartInputs):
     base: Path = field(default=Path(), compare=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchDetails(Details):
+    """The digest of a part's file, and how many parts were made with it."""
+
+    digest: str
+    tasks: int
+
+
 @part_function(version=1)
 def write_digest(inputs: Inputs, place: PartPlace) -> PartResult:
-    return PartResult({"text": place.write_bytes("text", inputs.file.digest.encode())}, {"options": inputs.options})
+    return PartResult({"text": place.write_bytes("text", inputs.file.digest.encode())})
 
 
 @part_function(version=1, makes_many=True)
 def write_many(tasks: list[tuple[Inputs, PartPlace]]) -> list[PartResult]:
-    return [PartResult({}, {"digest": inputs.file.digest, "of": len(tasks)}) for inputs, _ in tasks]
+    return [PartResult({}, details=[BatchDetails(digest=inputs.file.digest, tasks=len(tasks))]) for inputs, _ in tasks]
 
 
-@part_function(version=1, is_reusable=lambda part: bool(part.facts["good"]))
+@part_function(version=1, is_reusable=lambda part: part.get_details(BatchDetails).digest == "d1")
 def write_bad(inputs: Inputs, place: PartPlace) -> PartResult:
-    return PartResult({}, {"good": inputs.file.digest == "d1"})
+    return PartResult({}, details=[BatchDetails(digest=inputs.file.digest, tasks=1)])
 
 
 def context_of(folder: Path) -> StageContext:
@@ -103,7 +112,9 @@ def test_map_makes_each_input_once_small_ones_together_and_reuses_what_is_stored
 
     parts = context_of(tmp_path).map(write_many, inputs).parts
 
-    assert [(part.facts["digest"], part.facts["of"]) for part in parts] == [(f"d{number}", 2) for number in range(8)]
+    assert [part.get_details(BatchDetails) for part in parts] == [
+        BatchDetails(digest=f"d{number}", tasks=2) for number in range(8)
+    ]
 
     inputs = [Inputs(FILE), Inputs(replace(FILE, digest="d2"))]
 

@@ -56,7 +56,6 @@ from rowmill.core.storage import Store, explain_disk_full
 from rowmill.kinds.reading.canonicalization import read_domain
 from rowmill.parts.context import ProgressCallback, StageOutput
 from rowmill.schema import manifest
-from rowmill.schema.facts import name_facts
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stages import catalog, exports, raw_dataset
 from rowmill.stages.base import PreparedStage, Publish, StageContext, StageDeclaration
@@ -379,12 +378,7 @@ def make_manifest(
         input_fingerprints={"/".join(key): one.fingerprint for key, one in context.inputs.items()},
         parts=tuple(draft.parts),
         counts=draft.counts.to_json(with_samples=False),
-        values=draft.counts.derive()
-        | (
-            compute_values((threshold.check for threshold in step.thresholds), draft.counts)
-            if draft.facts is None
-            else name_facts(draft.facts)
-        ),
+        values=draft.counts.derive() | compute_values((threshold.check for threshold in step.thresholds), draft.counts),
         ledger=tuple(draft.ledger),
         token_ledger=tuple(draft.token_ledger),
         tables=draft.tables,

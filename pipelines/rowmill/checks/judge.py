@@ -240,11 +240,12 @@ def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Thre
         for threshold in thresholds
         if threshold.check in cross_stage.CROSS_STAGE_FACTS
     }
-    facts = manifest.facts | {check: fact.value for check, fact in across.items()}
+    # Rules of a recipe (`gates.expectations`) name any number of an output.
+    numbers = manifest.facts | {check: measured.value for check, measured in across.items()}
     results: list[CheckResult] = []
     for threshold in thresholds:
         measured = across.get(threshold.check)
-        value = facts.get(threshold.fact)
+        value = numbers.get(threshold.fact)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         value = float(value) if is_number else None
         check = CHECKS_BY_NAME.get(threshold.check)
@@ -254,8 +255,8 @@ def _evaluate_checks(store: Store, manifest: Manifest, thresholds: Sequence[Thre
                 "and what it is divided by are not the same rows"
             )
         # A custom rule may name a fact that other kinds of data do not count.
-        is_counted = facts.get(threshold.fact) is not None
-        is_missing = threshold.fact not in facts and threshold.expectation is None
+        is_counted = numbers.get(threshold.fact) is not None
+        is_missing = threshold.fact not in numbers and threshold.expectation is None
         applies = is_counted or is_missing or not threshold.applies_to
         note = "not_applicable" if not applies else "not_measured" if value is None else ""
         passed = value is not None and threshold.holds(value)

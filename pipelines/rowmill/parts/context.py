@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import polars as pl
 
@@ -41,9 +41,6 @@ from rowmill.schema.manifest import (
 )
 from rowmill.shards import host_scratch
 from rowmill.shards.host_scratch import HostScratch
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 
 class ProgressCallback(Protocol):
@@ -170,8 +167,6 @@ class WorkContext:
 class StageOutput:
     """A stage's output before it becomes a manifest; the fields are those of `manifest.Manifest`."""
 
-    facts: "DataclassInstance | None" = None
-    """Its facts, an instance of the stage's declared type; None for a stage that has counts."""
     counts: CountSet = field(default_factory=CountSet)
     """The sums of the counts of its parts."""
     parts: Sequence[Part] = ()

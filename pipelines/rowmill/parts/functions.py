@@ -8,7 +8,7 @@
     @part_function(version=1)
     def count_words(inputs: WordInputs, place: PartPlace) -> PartResult:
         table = count(place.store.table(inputs.rows), inputs.language)
-        return PartResult({"words": place.write("words", table)}, {"rows": len(table)})
+        return PartResult({"words": place.write("words", table)}, counts=[WordCounts(words=len(table))])
 
     parts = context.map(count_words, [WordInputs(file, "en") for file in files]).parts
 
@@ -171,7 +171,6 @@ class PartResult:
     """What a function made: the part's files by name, its counts, and what describes it alone."""
 
     files: dict[str, File]
-    facts: dict[str, Any] = field(default_factory=dict[str, Any])
     counts: Sequence[Counts] = ()
     details: Sequence[Details] = ()
     kept_details: StoredCounts = field(default_factory=StoredCounts)
@@ -232,7 +231,6 @@ class PartFunction(Generic[InputsT]):
             Part(
                 place.fingerprint,
                 content.files,
-                content.facts,
                 CountSet.of(*content.counts).to_json(),
                 content.kept_details | {type(one).__name__: one.to_json() for one in content.details},
             )

@@ -16,6 +16,7 @@ from rowmill.core.arrays import NO_NUMBER, format_count, format_percent, format_
 from rowmill.core.console import BAD, DIM, GOOD, HEAD, LOOK, escape_control_characters, join_side_by_side, make_grid
 from rowmill.core.stage_names import TRUNCATION_STATS
 from rowmill.reports.links import ROW_ID, PageLinks
+from rowmill.schema.counts import CountSet
 from rowmill.stages import catalog
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def summarize_output(manifest: "Manifest") -> str:
     output = catalog.count_output_rows(manifest)
     rows = format_count(output.count, output.noun) if output else ""
     stage = catalog.find_stage(manifest.stage)
-    return join_facts(stage.summarize(stage.read_counts(manifest), rows))
+    return join_facts(stage.summarize(CountSet.parse(manifest.counts), rows))
 
 
 # ── check results ──────────────────────────────────────────────────────────────────────────────────

@@ -35,7 +35,6 @@ class Part:
 
     fingerprint: str
     files: dict[str, File]
-    facts: dict[str, Any] = field(default_factory=dict[str, Any])
     counts: StoredCounts = field(default_factory=StoredCounts)
     details: StoredCounts = field(default_factory=StoredCounts)
 
@@ -390,7 +389,6 @@ def parse_part(raw: Mapping[str, Any]) -> Part:
     return Part(
         fingerprint=raw["fingerprint"],
         files={name: File(**file) for name, file in raw["files"].items()},
-        facts=dict(raw["facts"]),
         counts=dict(raw["counts"]),
         details=dict(raw["details"]),
     )

@@ -19,7 +19,7 @@ The stages, one module each: what is done to all parts of a dataset, or to all d
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from rowmill.checks.judge import CheckResult
 from rowmill.core.storage import Store, digest_json
@@ -27,12 +27,8 @@ from rowmill.kinds.context import RecipeContext
 from rowmill.parts.context import StageOutput
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.counts import Counts, CountSet
-from rowmill.schema.facts import read_facts
 from rowmill.schema.manifest import Manifest
 from rowmill.stats.tables import StatsInputs
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +86,7 @@ class StageDeclaration:
     Dagster calls fresh."""
     prepare: Callable[[StageContext], PreparedStage]
     """Identify the stage's other inputs, such as tokenizer files, and return the function that runs it."""
-    facts: "type[DataclassInstance] | None" = None
-    """The frozen dataclass of its facts; every check of the stage is named after one of its fields."""
-    counts: type[Counts] | None = None
+    counts: type[Counts]
     """The class of the counts that every output of the stage has."""
     scope: Scope = "dataset"
     inputs: tuple[str, ...] = ()
@@ -130,7 +124,7 @@ class StageDeclaration:
     # Hooks of reports and statistics.
     stats_inputs: StatsInputs = field(default_factory=StatsInputs)
     """The rows of an output with their noun, and the statistics tables that it contributes to."""
-    summarize: Callable[[Any, str], Sequence[str]] = lambda _, rows: (rows,)
+    summarize: Callable[[CountSet, str], Sequence[str]] = lambda _, rows: (rows,)
     """Summarize an output in a few phrases, from its counts and its number of rows (`1,342 rows`, or empty)."""
     compared: tuple[ComparedNumber, ...] = ()
     """The numbers that a comparison of two versions shows."""
@@ -144,13 +138,6 @@ class StageDeclaration:
     """Names of the independent pieces of its output; None if there is only one."""
     shows_overdue: bool = False
     """Whether `execution.freshness` applies to this stage."""
-
-    def read_counts(self, output: Manifest) -> Any:
-        """Return an output's counts, or its facts where the stage has these."""
-        if self.counts is not None:
-            return CountSet.parse(output.counts)
-        assert self.facts is not None
-        return read_facts(self.facts, output.facts)
 
     @property
     def on_demand(self) -> bool:

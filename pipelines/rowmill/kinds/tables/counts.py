@@ -113,6 +113,15 @@ class TablePartDetails(Details):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OverlongRecordCounts(Counts):
+    """Encoded records that fit into no example of some length, by that length."""
+
+    overlong_records: Mapping[str, int] = field(default_factory=dict[str, int])
+    lost_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Tokens of these records."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainComparisonCounts(Counts):
     """Generated records compared with those of train, where there are both."""
 

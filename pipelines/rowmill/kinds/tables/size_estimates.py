@@ -63,10 +63,10 @@ def advise_group_column(
     `record_budget` are the tokens that an example has for records.
     """
     total = int(sizes.sum())
-    facts = dict.fromkeys(("count", "mean", "std", "min", "p25", "p50", "p75", "p95", "max"), 0.0)
+    described = dict.fromkeys(("count", "mean", "std", "min", "p25", "p50", "p75", "p95", "max"), 0.0)
     if len(sizes):
         p25, p50, p75, p95 = (float(np.percentile(sizes, percent)) for percent in (25, 50, 75, 95))
-        facts = {
+        described = {
             "count": len(sizes), "mean": round(float(sizes.mean()), 6), "std": round(float(sizes.std()), 6),
             "min": int(sizes.min()), "p25": p25, "p50": p50, "p75": p75, "p95": p95, "max": int(sizes.max()),
         }  # fmt: skip
@@ -83,12 +83,12 @@ def advise_group_column(
         )
     if mode != "sequential" and len(sizes) > 1 and most > DOMINANT_SHARE * total:
         unsuitable["dominant"] = f"one group has {most} of {total} records; none should have more than half"
-    if mode != "sequential" and facts["p95"] > UNBOUNDED_P95:
+    if mode != "sequential" and described["p95"] > UNBOUNDED_P95:
         unsuitable["unbounded"] = (
-            f"one group in twenty has more than {facts['p95']:g} records; up to {UNBOUNDED_P95} are good"
+            f"one group in twenty has more than {described['p95']:g} records; up to {UNBOUNDED_P95} are good"
         )
-    if most > SKEWED_TIMES * max(facts["p50"], 1):
-        warnings["skewed"] = f"the largest group has {most} records, the median one {facts['p50']:g}"
+    if most > SKEWED_TIMES * max(described["p50"], 1):
+        warnings["skewed"] = f"the largest group has {most} records, the median one {described['p50']:g}"
     if not is_ordered:
         warnings["no_order"] = "no order column: records of a group keep the order of the source"
     examples = -(-int(tokens.sum()) // max(record_budget, 1))
@@ -100,7 +100,7 @@ def advise_group_column(
         warnings["few_examples"] = f"about {examples} examples; lower the cap to 3-5"
     return GroupAdvice(
         column,
-        facts,
+        described,
         f"Largest group: {most} records, {about}{int(tokens[largest]) if len(sizes) else 0} tokens",
         unsuitable,
         warnings,

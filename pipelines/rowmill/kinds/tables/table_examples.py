@@ -47,7 +47,12 @@ from rowmill.kinds.context import KindContext
 from rowmill.kinds.joint_rows import DatasetAdvice
 from rowmill.kinds.shared.splits import SPLITS
 from rowmill.kinds.tables import record_tokens
-from rowmill.kinds.tables.counts import EncodedRecordDetails, PartitionPlanDetails, TableExampleCounts
+from rowmill.kinds.tables.counts import (
+    EncodedRecordDetails,
+    OverlongRecordCounts,
+    PartitionPlanDetails,
+    TableExampleCounts,
+)
 from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.partition_plan import (
     DELIMITERS_PER_UNIT,
@@ -576,20 +581,21 @@ class ReplanInputs(PartitionInputs):
     requests: tuple[TablePlanRequest, ...]
 
 
-@part_function(version=1)
+@part_function(version=2)
 def replan_partition_part(inputs: ReplanInputs, place: PartPlace) -> PartResult:
     """Plan a partition at each length, and write the lengths of its examples."""
     index, tokens = read_partition(place.store, inputs.partition, inputs.options)
     pieces = [_LENGTH_SCHEMA.empty_table()]
-    over: list[list[int]] = []
+    over: list[OverlongRecordCounts] = []
     for request in inputs.requests:
-        lengths, *left_out = replan_partition(request, index, tokens)
-        over.append(left_out)
+        lengths, records, lost = replan_partition(request, index, tokens)
+        limit = str(request.limits.limit)
+        over.append(OverlongRecordCounts(overlong_records={limit: records}, lost_tokens={limit: lost}))
         pieces += [
             pa.table([np.full(len(own), request.limits.limit), np.full(len(own), split), own], schema=_LENGTH_SCHEMA)
             for split, own in enumerate(lengths)
         ]
-    return PartResult({"lengths": place.write("lengths", pa.concat_tables(pieces))}, {"over": over})
+    return PartResult({"lengths": place.write("lengths", pa.concat_tables(pieces))}, counts=over)
 
 
 LENGTHS_VERSION = 1
@@ -681,10 +687,10 @@ def _compare_table_seq_lens(context: KindContext, output: Manifest, limit: int) 
     replanned = context.map(replan_partition_part, plans).parts
     table = pa.concat_tables([context.store.table(part.files["lengths"]) for part in replanned])
     limited, splits, tokens = (table.column(name).to_numpy() for name in ("limit", "split", "tokens"))
+    over = add_up_counts(replanned).get(OverlongRecordCounts)
     packing, lines = context.dataset.packing, list[tuple[int, ...]]()
-    for at, other in enumerate(limits):
+    for other in limits:
         lengths = [tokens[(limited == other) & (splits == split)].astype(np.int64) for split in range(len(SPLITS))]
-        over = (sum(int(part.facts["over"][at][which]) for part in replanned) for which in (0, 1))
         # `seq_len` changes with the length unless the dataset sets its own.
         seq_len = other if form.assembly.max_seq_length is None else max(other, context.recipe.seq_len)
         measured = (measure_padded_room(of_split, seq_len, packing.room_multiple) for of_split in lengths)
@@ -699,7 +705,8 @@ def _compare_table_seq_lens(context: KindContext, output: Manifest, limit: int) 
             for room, capacity in measured
             if len(room)
         ]
-        lines.append((other, sum(map(len, lengths)), *over, sum(plan.sequences for plan in packed)))
+        left_out = (counted.get(str(other), 0) for counted in (over.overlong_records, over.lost_tokens))
+        lines.append((other, sum(map(len, lengths)), *left_out, sum(plan.sequences for plan in packed)))
     columns = ("seq_len", "examples", "examples_over", "trained_lost", "sequences")
     return DisplayTable(columns, tuple(lines))
 

@@ -100,7 +100,7 @@ def hash_block(inputs: BlockRows, place: PartPlace) -> PartResult:
     stored = lines.column("hash").combine_chunks().buffers()[1] if len(lines) else b""
     first_bytes = np.frombuffer(stored, np.uint8)[:: filters.HASH_BYTES]
     of_bucket = choose_buckets(first_bytes, inputs.buckets)
-    return PartResult(write_buckets(place, lines, of_bucket, inputs.buckets), {"rows": len(lines)})
+    return PartResult(write_buckets(place, lines, of_bucket, inputs.buckets))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def find_bucket_repeats(inputs: BucketLines, place: PartPlace) -> PartResult:
     for (block,), of_block in repeats.partition_by("block", as_dict=True).items():
         lines = of_block.select(_REPEAT_SCHEMA.names).to_arrow().cast(_REPEAT_SCHEMA)
         files[str(block)] = place.write(f"block-{block:05d}", lines)
-    return PartResult(files, {"repeats": len(repeats)})
+    return PartResult(files)
 
 
 def match_repeats(lines: pl.DataFrame) -> pl.DataFrame:

@@ -1,6 +1,7 @@
 """Masking: the specification's vectors, dropped content, reasoning, ends of turn, and what verification rejects."""
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -406,19 +407,20 @@ messages_ = st.lists(
     min_size=1,
     max_size=6,
 )
-MAKERS = {
-    "letters": masker(LETTERS),
-    "chatml": masker(read_named_template("chatml")),
-    "qwen3": masker(BOTH[0]),
-}
+TEMPLATES = {"letters": LETTERS, "chatml": read_named_template("chatml"), "qwen3": BOTH[0]}
+
+
+@cache
+def open_masker(name: str) -> Masker:
+    return masker(TEMPLATES[name])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["letters", "chatml", "qwen3"])
+@pytest.mark.parametrize("name", TEMPLATES)
 @given(messages=messages_)
 @settings(max_examples=draw(150), deadline=None)
 def test_trained_spans_are_ordered_disjoint_and_inside_their_messages(name: str, messages: list[Message]) -> None:
-    masked = MAKERS[name].mask(Conversation(messages))
+    masked = open_masker(name).mask(Conversation(messages))
 
     if isinstance(masked, MaskedConversation):
         assert all(one.end <= two.start for one, two in pairwise(masked.trained))

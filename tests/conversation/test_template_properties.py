@@ -15,7 +15,6 @@ from rowmill.conversation.character_ownership import CoveredConversation, Render
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
-from rowmill.conversation.template_contract import observe_template_once
 from rowmill.conversation.template_engines import replace_generation_tags
 from rowmill.conversation.template_registry import list_bundled_templates, read_named_template
 from rowmill.core.json import Json, to_json
@@ -227,10 +226,7 @@ def test_rows_render_the_same_after_a_parquet_round_trip(talks: list[Conversatio
             assert renderer(name).plain(after.messages, after.tools, after.kwargs) == plain
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name for name in list_bundled_templates() if "call_arguments" not in observe_template_once(renderer(name)).loses],
-)
+@pytest.mark.parametrize("name", list_bundled_templates())
 @given(given_arguments=arguments)
 @settings(max_examples=draw(30), deadline=None)
 def test_arguments_as_object_and_as_text_render_equally(name: str, given_arguments: dict[str, Json]) -> None:

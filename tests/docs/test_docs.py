@@ -85,10 +85,9 @@ def list_code_pages() -> list[tuple[str, str]]:
     return [page for page in pages.items() if sys.version_info < (3, 13) or page[0] != "docs/reference/commands.md"]
 
 
-@for_each("page", list_code_pages(), ids=lambda page: page[0])
-def test_generated_page_is_what_the_code_says(page: tuple[str, str]) -> None:
-    path, rendered = page
-    assert (ROOT / path).read_text(encoding="utf-8") == rendered, f"{path} is not current: run `make docs`"
+def test_generated_pages_are_what_the_code_says() -> None:
+    outdated = [path for path, rendered in list_code_pages() if (ROOT / path).read_text(encoding="utf-8") != rendered]
+    assert outdated == [], "run `make docs`"
 
 
 @pytest.fixture(scope="module")

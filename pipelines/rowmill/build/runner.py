@@ -15,7 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -131,21 +131,21 @@ def run_step(
     version: str | None = None,
     progress: ProgressCallback | None = None,
     run_id: str = "",
-    looks_ahead: bool = True,
+    is_trial: bool = False,
     statistics: BackgroundStatistics | None = None,
 ) -> StepReport:
     """Make one step's output, or reuse it if it exists; `ranks` are folder names such as `rank-00003-of-00008`.
 
     With `version`, return that kept version instead, verified and gated, and make it the current one; its own inputs
-    then replace `inputs`. So it is with a version at which `rowmill use` holds the step. With `looks_ahead`, the
-    requirements of the steps that read the output must be met. `statistics` writes the tables for SQL queries
-    meanwhile; without it they are written before this returns.
+    then replace `inputs`. So it is with a version at which `rowmill use` holds the step. The requirements of the steps
+    that read the output must be met. `statistics` writes the tables for SQL queries meanwhile; without it they are
+    written before this returns. A trial (`is_trial`), whose store nobody queries, has no tables, and requires nothing
+    of later steps.
     """
     require_one_history(project.store, inputs)
-    one = _StepRun(
-        project, step, inputs, tuple(ranks), progress, run_id, looks_ahead=looks_ahead, statistics=statistics
-    )
-    with index_outputs(project, [step]):
+    one = _StepRun(project, step, inputs, tuple(ranks), progress, run_id, is_trial=is_trial, statistics=statistics)
+    # What is in this process's memory needs no listing.
+    with nullcontext() if is_trial else index_outputs(project, [step]):
         # Another version than the one asked for is no repair.
         if version is not None:
             return one.take_version(version)
@@ -226,7 +226,7 @@ class _StepRun:
     ranks: tuple[str, ...]
     progress: ProgressCallback | None
     run_id: str
-    looks_ahead: bool
+    is_trial: bool
     statistics: BackgroundStatistics | None
 
     @property
@@ -280,7 +280,7 @@ class _StepRun:
 
     def _make(self, context: StageContext, prepared: PreparedStage, fingerprint: str, started: float) -> StepReport:
         store, step, name = self.store, self.step, "/".join(self.step.key)
-        if self.looks_ahead:
+        if not self.is_trial:
             # In Dagster, which runs single stages, an unmet requirement is then reported before its input is made.
             require_ready(self.project, [reader for reader in plan_steps(self.project) if step.key in reader.inputs])
         require_equal_hosts(self.project)
@@ -308,6 +308,8 @@ class _StepRun:
         project, step, store, output = self.project, self.step, self.store, report.manifest
         if step.stage.publish is not None:
             _publish_output(project, step, context, output, step.stage.publish)
+        if self.is_trial:
+            return report
         # Only canonical rows are made of a source's records, whose domain can be read.
         domain_key = None
         if step.name == CANONICAL_ROWS:
@@ -554,4 +556,4 @@ def run_stage(
         prepare = partial(raw_dataset.prepare_raw_dataset, first_records=first_records)
         step = replace(step, stage=replace(step.stage, prepare=prepare))
     inputs = {key: outputs[key] for key in step.inputs} | generated
-    return run_step(trial, step, inputs, looks_ahead=False).manifest
+    return run_step(trial, step, inputs, is_trial=True).manifest

@@ -50,7 +50,11 @@ _HIDDEN_PART_SETS: tuple[frozenset[TextPart], ...] = (
 
 _PRIVATE_BLOCKS = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
-_PRIVATE_CHARACTERS = "".join(chr(point) for block in _PRIVATE_BLOCKS for point in block)
+_PRIVATE_CHARACTERS = (
+    np.concatenate([np.arange(block.start, block.stop, dtype="<u4") for block in _PRIVATE_BLOCKS])
+    .tobytes()
+    .decode("utf-32-le")
+)
 """The code points that replace own characters; without enough of them a conversation cannot be proven."""
 
 _ALPHANUMERIC_RUN = re.compile(r"([^\W_]+)")

@@ -35,12 +35,11 @@ from rowmill.core.errors import ConfigError, IntegrityError, join_choices
 from rowmill.core.installation import format_install_command
 from rowmill.schema.examples import Objective
 from rowmill.schema.recipe_summary import RecipeSummary
-from rowmill.schema.rows import RowKind
+from rowmill.schema.rows import RowKind, Split
 from rowmill.shards.label_conventions import LabelConvention
 from rowmill.shards.native import ROW_GROUP
 from rowmill.shards.sequences import SequenceBatch
 
-Split: TypeAlias = Literal["train", "validation", "test"]
 Unit: TypeAlias = Literal["packed", "unpacked"]
 
 TOKEN_BYTES = 4

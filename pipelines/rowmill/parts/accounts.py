@@ -44,6 +44,7 @@ from rowmill.schema.row_counts import (
 from rowmill.schema.rows import (
     REJECT_SCHEMA,
     REJECTED_ROW_COLUMNS,
+    SPLITS,
     Rejected,
     is_row_id,
     parse_row_id,
@@ -131,9 +132,6 @@ def row_as_bytes(row: dict[str, Any]) -> bytes:
 # ── Finished parts of canonical rows, rewritten ──
 
 
-SPLITS = ("train", "validation", "test")
-"""Meaning of the codes in `RewriteInputs.splits`."""
-
 REMOVED_SCHEMA = make_required_schema(place=pa.int64(), reason=pa.string(), detail=pa.string())
 """A row of a part that goes, and why."""
 
@@ -142,6 +140,7 @@ REMOVED_SCHEMA = make_required_schema(place=pa.int64(), reason=pa.string(), deta
 class RewriteInputs(PartInputs):
     """A part, the rows to remove in `REMOVED_SCHEMA`, and each row's split (None: unchanged).
 
+    `splits` are the bytes of an int8 array that indexes `SPLITS`.
     Removed rows are a table, or a file if a worker chose them: the inputs of all parts are in memory at once.
     """
 

@@ -32,9 +32,10 @@ from rowmill.kinds.reading.recognition import (
 )
 from rowmill.kinds.shared.samples import Recognition, Sample
 from rowmill.recipe.recipe import find_recipes, parse_recipe
+from rowmill.schema.rows import HELD_OUT, Split
 from rowmill.sources.delimited import UnnamedColumnError
 from rowmill.sources.files import FORMATS_BY_SUFFIX, SUFFIXES, Files, find_files
-from rowmill.sources.parts import HELD_OUT, SourceFile, SplitName
+from rowmill.sources.parts import SourceFile
 from rowmill.sources.reading import read_first_records
 from rowmill.sources.split_names import SPLIT_WORDS, find_split_name, name_split
 
@@ -78,7 +79,7 @@ class _FoundDataset:
     """
 
     name: str
-    urls: Mapping[SplitName, Sequence[str]]
+    urls: Mapping[Split, Sequence[str]]
     sample: Sample
     found: Recognition
     options: Mapping[str, Any]
@@ -162,7 +163,7 @@ def _find_datasets_of(folder: Path, arguments: Sequence[str], used_names: set[st
     source = validate_options(Files, {"train_urls": [*arguments], "named_splits": "ignore"}, "rowmill init")
     shared = os.path.commonpath([os.path.dirname(one) for one in arguments]) if len(arguments) > 1 else ""
     files = find_files(source, folder)
-    splits: dict[str, SplitName] = {}
+    splits: dict[str, Split] = {}
     for file in files:
         pattern = shared if len(arguments) > 1 else arguments[0]
         splits[file.url] = find_split_name(pattern, file.url) or "train"
@@ -173,7 +174,7 @@ def _find_datasets_of(folder: Path, arguments: Sequence[str], used_names: set[st
             f"files to train on; name the file itself if it is that: rowmill init {first}"
         )
     held = [file for file in files if splits[file.url] != "train"]
-    alike: dict[str, tuple[Recognition, dict[SplitName, list[str]], Sample, Mapping[str, Any]]] = {}
+    alike: dict[str, tuple[Recognition, dict[Split, list[str]], Sample, Mapping[str, Any]]] = {}
     for file in (file for file in files if splits[file.url] == "train"):
         sample, options = _read_sample(file, folder)
         data_format = _require_format(file.url, sample)
@@ -206,7 +207,7 @@ def _find_datasets_of(folder: Path, arguments: Sequence[str], used_names: set[st
         if name in used_names:
             name = next(new for i in range(2, len(used_names) + 3) if (new := f"{stem[:60]}_{i}") not in used_names)
         used_names.add(name)
-        urls: dict[SplitName, Sequence[str]] = {
+        urls: dict[Split, Sequence[str]] = {
             split: _shorten_list(found_urls[split], folder) for split in SPLIT_WORDS if split in found_urls
         }
         if is_whole_argument and not held:

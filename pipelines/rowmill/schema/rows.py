@@ -19,6 +19,13 @@ from rowmill.core.json import Json
 
 RowKind = Literal["conversation", "pair", "text", "record", "prompt", "tokens", "preference"]
 
+Split = Literal["train", "validation", "test"]
+
+HELD_OUT: tuple[Split, ...] = ("validation", "test")
+"""The splits whose rows never train."""
+SPLITS: tuple[Split, ...] = ("train", *HELD_OUT)
+"""The order is stored: codes of splits index it."""
+
 SliceStrategy = Literal["keep_start", "keep_end", "error", "split", "drop"]
 
 _PROMPT_COLUMNS: tuple[pa.Field, ...] = (

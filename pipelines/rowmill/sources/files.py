@@ -20,6 +20,7 @@ from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError, SourceError, join_choices
 from rowmill.core.remote import public_url
 from rowmill.core.storage import Store
+from rowmill.schema.rows import Split
 from rowmill.sources import arrow_files, delimited, json_files, plain_text, split_names, urls
 from rowmill.sources.dialect import DIALECT_OPTIONS, QUOTE
 from rowmill.sources.encodings import CODECS, open_content, open_utf8
@@ -31,7 +32,6 @@ from rowmill.sources.parts import (
     PartContent,
     SourceFile,
     SourcePart,
-    SplitName,
     assign_split_hint,
     take_first_records,
 )
@@ -111,7 +111,7 @@ class FileUrls(Config):
     `test-00000.jsonl` or `dev/a.jsonl` in `train_urls`: refuse the source, or ignore the name."""
 
     @property
-    def urls_by_split(self) -> Mapping[SplitName, list[str]]:
+    def urls_by_split(self) -> Mapping[Split, list[str]]:
         """The URLs of each split, training rows first."""
         return {"train": self.train_urls, "validation": self.validation_urls, "test": self.test_urls}
 
@@ -233,7 +233,7 @@ def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> 
     """
     misses: list[str] = []
     suffixes = SUFFIXES if source.file_format is None else ("",)
-    found: list[tuple[str, SplitName | None]] = []
+    found: list[tuple[str, Split | None]] = []
     for split, patterns in source.urls_by_split.items():
         hint = None if split == "train" and not source.validation_urls else split
         for pattern in itertools.chain.from_iterable(map(urls.expand_braces, patterns)):
@@ -271,7 +271,7 @@ def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> 
     return files
 
 
-def _require_own_split(pattern: str, split: SplitName, found: list[str]) -> None:
+def _require_own_split(pattern: str, split: Split, found: list[str]) -> None:
     """Refuse a folder or glob with files that are named for another split than the one that it is given for."""
     others = [
         (url, named) for url in found if (named := split_names.find_split_name(pattern, url)) not in (None, split)

@@ -16,11 +16,12 @@ from pydantic import AliasChoices, Field
 
 from rowmill.core.config import Config
 from rowmill.core.errors import SourceError, join_choices
+from rowmill.schema.rows import Split
 from rowmill.sources import urls
 from rowmill.sources.arrow_files import encode_batch
 from rowmill.sources.files import AssetKeys, ContentStager, is_valid_scan, stage_parts
 from rowmill.sources.options import RecordLimits
-from rowmill.sources.parts import FileScan, SplitName, assign_split_hint, cut_rows
+from rowmill.sources.parts import FileScan, assign_split_hint, cut_rows
 
 _BATCH_ROWS = 256
 
@@ -172,7 +173,7 @@ def _find_earlier_scans(
 
 def _choose_splits(
     source: HuggingFaceSource, available: list[str], *, known: bool = False
-) -> list[tuple[str, SplitName | None]]:
+) -> list[tuple[str, Split | None]]:
     """Return the splits that are read, with their hints; one that is missing is an error unless all are `known`."""
     validation = source.validation_split
     if validation is None and "validation" in available and source.split != "validation":
@@ -184,7 +185,7 @@ def _choose_splits(
                 f"{source.id}: has no split {split!r}; it has {join_choices(available)}; name one of them in split, "
                 "validation_split or test_split"
             )
-    chosen: list[tuple[str, SplitName | None]] = [(source.split, None if validation is None else "train")]
+    chosen: list[tuple[str, Split | None]] = [(source.split, None if validation is None else "train")]
     if validation is not None:
         chosen.append((validation, "validation"))
     if source.test_split is not None:

@@ -16,11 +16,11 @@ and a placeholder line, which cannot be the start of any JSON, takes its place:
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 from rowmill.core.config import describe_type
 from rowmill.core.json import Json
-from rowmill.schema.rows import Rejected
+from rowmill.schema.rows import Rejected, Split
 from rowmill.sources.dialect import Dialect
 from rowmill.sources.options import FileOptions, Limits
 
@@ -63,11 +63,6 @@ SMALLEST_PART_BYTES = 512 << 10
 _BLOCK_BYTES = 1 << 20
 _CONTENT_LIMIT_BYTES = 16 << 20
 
-SplitName = Literal["train", "validation", "test"]
-
-HELD_OUT: tuple[SplitName, ...] = ("validation", "test")
-"""The splits whose rows never train."""
-
 
 @dataclass(frozen=True, slots=True)
 class PartContent:
@@ -98,7 +93,7 @@ class SourcePart:
     """
 
     url: str
-    split_hint: SplitName | None
+    split_hint: Split | None
     index: int
     offset: int
     length: int
@@ -133,7 +128,7 @@ class FileScan:
     """
 
     url: str
-    split_hint: SplitName | None
+    split_hint: Split | None
     reader: str
     stamp: str
     records: int
@@ -295,7 +290,7 @@ def _make_part_content(rows: list[bytes], offset: int) -> PartContent:
     return PartContent(offset, len(rows), offset + 1, offset + 1, len(rows), content)
 
 
-def assign_split_hint(scan: FileScan, hint: SplitName | None) -> FileScan:
+def assign_split_hint(scan: FileScan, hint: Split | None) -> FileScan:
     """Return a scan, and its parts, with the split that the recipe gives the file now."""
     parts = tuple(replace(part, split_hint=hint) for part in scan.parts)
     return replace(scan, split_hint=hint, parts=parts)
@@ -329,7 +324,7 @@ class SourceFile:
     """
 
     url: str
-    split_hint: SplitName | None
+    split_hint: Split | None
     options: FileOptions
     format: "FileFormat"
     suffix: str

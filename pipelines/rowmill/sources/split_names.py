@@ -11,10 +11,10 @@ of both only what a URL leaves open: a file or folder that is written out is wha
 import re
 from collections.abc import Mapping
 
+from rowmill.schema.rows import Split
 from rowmill.sources import urls
-from rowmill.sources.parts import SplitName
 
-SPLIT_WORDS: Mapping[SplitName, tuple[str, ...]] = {
+SPLIT_WORDS: Mapping[Split, tuple[str, ...]] = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
@@ -25,7 +25,7 @@ _SPLIT_OF_WORD = {word: split for split, words in SPLIT_WORDS.items() for word i
 _LETTERS = re.compile(r"[^\W\d_]+")
 
 
-def find_split_name(pattern: str, url: str) -> SplitName | None:
+def find_split_name(pattern: str, url: str) -> Split | None:
     """Return the split that a file is named for in what a URL without braces, by which it was found, leaves open.
 
     None if it is named for none, or the URL itself has the word.
@@ -38,7 +38,7 @@ def find_split_name(pattern: str, url: str) -> SplitName | None:
     return None if found in {_SPLIT_OF_WORD.get(word) for word in _list_words(varying)} else found
 
 
-def name_split(path: str) -> SplitName | None:
+def name_split(path: str) -> Split | None:
     """Return the split that a path names; None if it names none, or its first part with such words names two."""
     *folders, file = path.split("/")
     for part in (*reversed(folders), file):

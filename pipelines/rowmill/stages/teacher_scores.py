@@ -38,7 +38,7 @@ from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_func
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.counts import CountSet
 from rowmill.schema.manifest import DisplayTable, Part, add_up_counts
-from rowmill.schema.rows import Rejected, parse_row_id
+from rowmill.schema.rows import SPLITS, Rejected, parse_row_id
 from rowmill.schema.score_counts import ScoreCounts
 from rowmill.stages import inputs as stage_inputs
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
@@ -307,8 +307,7 @@ def make_teacher_scores(context: StageContext) -> StageOutput:
 
 def list_scored_files(parts: Sequence[Part]) -> dict[str, list[File]]:
     """Return the Parquet files of each split, in the order of the examples."""
-    splits = ("train", "validation", "test")
-    return {split: [part.files[split] for part in parts if split in part.files] for split in splits}
+    return {split: [part.files[split] for part in parts if split in part.files] for split in SPLITS}
 
 
 def _summarize_teacher_scores(counts: CountSet, rows: str) -> Sequence[str]:

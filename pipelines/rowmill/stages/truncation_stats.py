@@ -16,7 +16,6 @@ from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES, TRUNCAT
 from rowmill.core.storage import File, Store, read_tables
 from rowmill.executors import Executor
 from rowmill.kinds.joint_rows import find_joint_kind
-from rowmill.kinds.shared.splits import SPLITS
 from rowmill.packing.pack_plan import count_sequences, measure_padded_room, round_up, slice_too_long
 from rowmill.parts.accounts import RowLocator, describe_rejects
 from rowmill.parts.context import StageOutput
@@ -25,7 +24,7 @@ from rowmill.recipe.recipe import Recipe
 from rowmill.schema.counts import CountSet
 from rowmill.schema.length_counts import LengthCounts, TruncationCounts
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest
-from rowmill.schema.rows import ROW_KINDS
+from rowmill.schema.rows import ROW_KINDS, SPLITS
 from rowmill.stages.base import ComparedNumber, PreparedStage, StageContext, StageDeclaration
 from rowmill.stats.lengths import (
     choose_candidate_seq_lens,

@@ -7,6 +7,7 @@ from rowmill.reports.flows import FlowBranch, FlowLevel
 from rowmill.reports.links import SHORTENED, PageLinks
 from rowmill.schema.ledger import REJECT_REASONS, UNUSED_STATES
 from rowmill.schema.manifest import Manifest
+from rowmill.schema.rows import SPLITS
 from rowmill.viewer.builds import Build
 
 
@@ -92,7 +93,7 @@ class Links(PageLinks):
             return self.of("rows", dataset=dataset, removed=row["stage"], order="-removed")
         if table == "token_ledger":
             wanted = SHORTENED if row["class"] == "truncated" else {"order": "-trained"}
-            split = row["split"] if row["split"] in ("train", "validation", "test") else None
+            split = row["split"] if row["split"] in SPLITS else None
             return self.of("rows", dataset=dataset, split=split, **wanted)
         if table == "lengths" and "lower" in row:
             bounds = {"original_from": row["lower"], "original_below": row["upper"]}

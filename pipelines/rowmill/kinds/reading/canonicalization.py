@@ -26,7 +26,7 @@ from rowmill.core.config import describe_type
 from rowmill.core.errors import PipelineError
 from rowmill.core.json import Json, canonical_json, is_nested_deeper, to_json
 from rowmill.kinds.base import DatasetOptions, RecordReader, RowReader
-from rowmill.kinds.shared.filters import HASH_BYTES
+from rowmill.kinds.shared.filters import CONTENT_HASH_BYTES
 from rowmill.kinds.shared.messages import (
     MEDIA_COLUMNS,
     PLACEHOLDERS,
@@ -272,7 +272,7 @@ def hash_row_content(row: Row) -> bytes:
         # Rows that differ in a field beside the columns of their kind are not duplicates.
         added = sorted(row.columns.keys() - {column.name for column in own.columns})
         content += [[name, _digest_array(row.columns[name])] for name in added]
-    return hashlib.blake2b(canonical_json(content), digest_size=HASH_BYTES).digest()
+    return hashlib.blake2b(canonical_json(content), digest_size=CONTENT_HASH_BYTES).digest()
 
 
 def hash_plain_contents(conversations: Iterable[Sequence[Message]]) -> list[bytes]:
@@ -283,7 +283,9 @@ def hash_plain_contents(conversations: Iterable[Sequence[Message]]) -> list[byte
     # Roles and texts are what `canonical_json` gives to orjson.
     dumps, sort_keys, digest_of = orjson.dumps, orjson.OPT_SORT_KEYS, hashlib.blake2b
     return [
-        digest_of(dumps(("conversation", messages, *_NOTHING_ELSE), option=sort_keys), digest_size=HASH_BYTES).digest()
+        digest_of(
+            dumps(("conversation", messages, *_NOTHING_ELSE), option=sort_keys), digest_size=CONTENT_HASH_BYTES
+        ).digest()
         for messages in conversations
     ]
 
@@ -292,7 +294,7 @@ def _digest_array(value: Json | NDArray[np.int32] | NDArray[np.bool_] | NDArray[
     """Return the digest of an array, and any other value as it is."""
     if not isinstance(value, np.ndarray):
         return value
-    return hashlib.blake2b(value.tobytes(), digest_size=HASH_BYTES).hexdigest()
+    return hashlib.blake2b(value.tobytes(), digest_size=CONTENT_HASH_BYTES).hexdigest()
 
 
 # ── A row as it is stored ──

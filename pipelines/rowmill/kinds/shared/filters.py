@@ -119,7 +119,7 @@ def identify_removal_filters(filters: Any) -> dict[str, Any]:
     return {name: one.model_dump(mode="json") for name in sorted(REMOVAL_FILTERS) if (one := getattr(filters, name))}
 
 
-HASH_BYTES = 16
+CONTENT_HASH_BYTES = 16
 PREFIX_CHARACTERS = 200
 
 

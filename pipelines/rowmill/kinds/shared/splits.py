@@ -24,11 +24,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError
-from rowmill.schema.rows import Rejected
-from rowmill.sources.parts import HELD_OUT, SplitName
+from rowmill.schema.rows import SPLITS, Rejected, Split
 
-Split = SplitName
-SPLITS: tuple[Split, ...] = ("train", *HELD_OUT)
 Timestamp = int | float | str
 
 _DEFAULT_VALIDATION, _DEFAULT_TEST = 0.01, 0

@@ -33,7 +33,7 @@ from rowmill.core.json import Json, from_json
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.kinds.shared import filters
 from rowmill.kinds.shared.filters import reject_long_run
-from rowmill.kinds.shared.splits import SPLITS, Splits, Splitter, assign_split
+from rowmill.kinds.shared.splits import Splits, Splitter, assign_split
 from rowmill.kinds.tables.counts import TablePartDetails, count_table_rows
 from rowmill.kinds.tables.inference import EVIDENCE, TableEvidence
 from rowmill.kinds.tables.options import RecordOptions
@@ -56,7 +56,7 @@ from rowmill.parts.accounts import RejectLog, write_accounts
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
 from rowmill.schema.ledger import NOT_TAKEN
 from rowmill.schema.row_counts import RowCounts, count_written_rows
-from rowmill.schema.rows import ROW_SCHEMA, Rejected, make_plain_report
+from rowmill.schema.rows import ROW_SCHEMA, SPLITS, Rejected, make_plain_report
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +383,7 @@ def hash_record(decoded: Mapping[str, Json]) -> bytes:
         text = json.dumps(decoded, default=_tag_decimal, ensure_ascii=False, sort_keys=True).encode(
             "utf-8", "surrogatepass"
         )
-    return hashlib.blake2b(text, digest_size=filters.HASH_BYTES).digest()
+    return hashlib.blake2b(text, digest_size=filters.CONTENT_HASH_BYTES).digest()
 
 
 def hash_records(records: SourceRecords) -> list[bytes]:
@@ -410,7 +410,7 @@ def hash_records(records: SourceRecords) -> list[bytes]:
         return [hash_record(record) for record in records.objects or ()]
     written = _as_arrow(pl.select(texts).to_series())
     borders = np.frombuffer(written.buffers()[1], np.int64)[written.offset : written.offset + count + 1].tolist()
-    content, digest_of, size = memoryview(written.buffers()[2]), hashlib.blake2b, filters.HASH_BYTES
+    content, digest_of, size = memoryview(written.buffers()[2]), hashlib.blake2b, filters.CONTENT_HASH_BYTES
     return [digest_of(content[begin:end], digest_size=size).digest() for begin, end in pairwise(borders)]
 
 
@@ -427,7 +427,7 @@ def _build_row_table(
     task: TableRowsInputs, rows: pl.DataFrame, contents: Sequence[bytes], prefixes: Sequence[bytes] | None
 ) -> pa.Table:
     """Return rows as `ROW_SCHEMA`, rejected records included; columns of conversations are empty."""
-    count, digest, report = len(contents), pa.binary(filters.HASH_BYTES), make_plain_report("record")
+    count, digest, report = len(contents), pa.binary(filters.CONTENT_HASH_BYTES), make_plain_report("record")
     hashes = pa.FixedSizeBinaryArray.from_buffers(digest, count, [None, pa.py_buffer(b"".join(contents))])
     columns: dict[str, Any] = {
         "content_hash": hashes,

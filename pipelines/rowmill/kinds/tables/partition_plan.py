@@ -32,13 +32,13 @@ from pydantic import TypeAdapter
 from rowmill.core import permutation
 from rowmill.core.arrays import Ints, compute_offsets, expand_ranges
 from rowmill.core.errors import ContextOverflowError
-from rowmill.kinds.shared.splits import SPLITS
 from rowmill.kinds.tables.options import RecordOptions as RecordsFormat
 from rowmill.kinds.tables.partitions import RowIndex
 from rowmill.kinds.tables.schema import Mode
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.schema.ledger import sum_counts
 from rowmill.schema.manifest import DisplayTable
+from rowmill.schema.rows import SPLITS
 
 FLUSHES = ("restart", "group_change", "max_records", "budget", "end")
 """Why an example ended: a new pass, another group, the cap, the budget, no more records. Stored as an index."""

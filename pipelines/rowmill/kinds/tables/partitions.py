@@ -26,7 +26,6 @@ from rowmill.core.arrays import Ints, compute_offsets, find_distinct
 from rowmill.core.json import Json
 from rowmill.core.storage import File, Store, map_reads, read_tables
 from rowmill.kinds.context import KindContext
-from rowmill.kinds.shared.splits import SPLITS
 from rowmill.kinds.tables.inference import TableEvidence
 from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.schema import DAY, MAX_DIGITS, RecordSchema, SortKey
@@ -43,6 +42,7 @@ from rowmill.parts.functions import (
     write_buckets,
 )
 from rowmill.schema.manifest import Part
+from rowmill.schema.rows import SPLITS
 
 PARTITION_ROWS = 1 << 20
 """Rows of a partition at most, up to `MAX_BITS`: a process plans them in some 400 MB."""

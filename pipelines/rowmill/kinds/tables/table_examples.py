@@ -45,7 +45,6 @@ from rowmill.core.storage import File, Store, digest_json, read_tables
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.context import KindContext
 from rowmill.kinds.joint_rows import DatasetAdvice
-from rowmill.kinds.shared.splits import SPLITS
 from rowmill.kinds.tables import record_tokens
 from rowmill.kinds.tables.counts import (
     EncodedRecordDetails,
@@ -112,7 +111,7 @@ from rowmill.schema.example_counts import ExampleCounts, JoinedExampleDetails, P
 from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.length_counts import LengthCounts
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest, Part, add_up_counts
-from rowmill.schema.rows import Rejected
+from rowmill.schema.rows import SPLITS, Rejected
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.stats.lengths import (
     choose_candidate_seq_lens,

@@ -39,7 +39,7 @@ from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.context import KindContext
 from rowmill.kinds.shared import splits
 from rowmill.kinds.shared.filters import FILTERS_OF_MADE_ROWS
-from rowmill.kinds.shared.splits import SPLITS, Splitter
+from rowmill.kinds.shared.splits import Splitter
 from rowmill.kinds.tables import part_rows
 from rowmill.kinds.tables.counts import (
     GroupAdviceCounts,
@@ -88,8 +88,7 @@ from rowmill.parts.functions import MappedParts
 from rowmill.schema.counts import Counts, CountSet, compute_share
 from rowmill.schema.manifest import DisplayTable, Histogram, Part
 from rowmill.schema.row_counts import GroupCounts
-from rowmill.schema.rows import parse_row_id
-from rowmill.sources.parts import HELD_OUT
+from rowmill.schema.rows import HELD_OUT, SPLITS, parse_row_id
 from rowmill.sources.reading import load_scans, load_source_parts
 
 MAX_SHOWN_COLUMNS = 30

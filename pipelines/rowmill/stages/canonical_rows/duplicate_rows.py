@@ -42,7 +42,7 @@ from rowmill.stages.base import StageContext
 BLOCK_ROWS = 1 << 22
 """Rows of a block, of which a task holds the hashes and ids: some 64 bytes each."""
 
-_LINE_SCHEMA = make_required_schema(hash=pa.binary(filters.HASH_BYTES), row=pa.int64(), row_id=pa.string())
+_LINE_SCHEMA = make_required_schema(hash=pa.binary(filters.CONTENT_HASH_BYTES), row=pa.int64(), row_id=pa.string())
 """A row of a block: `row` counts through the block's parts."""
 _REPEAT_SCHEMA = make_required_schema(row=pa.int64(), original=pa.string())
 """A row of a block that equals an earlier one, and the id of the first that it equals."""
@@ -98,7 +98,7 @@ def hash_block(inputs: BlockRows, place: PartPlace) -> PartResult:
     lines = pa.table([hashes, np.arange(len(joined)), row_ids], schema=_LINE_SCHEMA)
     # The hashes end to end, without a Python object for any of them.
     stored = lines.column("hash").combine_chunks().buffers()[1] if len(lines) else b""
-    first_bytes = np.frombuffer(stored, np.uint8)[:: filters.HASH_BYTES]
+    first_bytes = np.frombuffer(stored, np.uint8)[:: filters.CONTENT_HASH_BYTES]
     of_bucket = choose_buckets(first_bytes, inputs.buckets)
     return PartResult(write_buckets(place, lines, of_bucket, inputs.buckets))
 

@@ -18,14 +18,14 @@ import pyarrow.compute as pc
 from rowmill import sources
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import digest_json
-from rowmill.kinds.shared.filters import HASH_BYTES
+from rowmill.kinds.shared.filters import CONTENT_HASH_BYTES
 from rowmill.parts.accounts import plan_removal, rewrite_parts
 from rowmill.schema.manifest import DisplayTable, Part
 from rowmill.schema.rows import Rejected
 from rowmill.sources.reading import read_records
 from rowmill.stages.base import StageContext
 
-_HASH = re.compile(rf"[0-9a-f]{{{2 * HASH_BYTES}}}")
+_HASH = re.compile(rf"[0-9a-f]{{{2 * CONTENT_HASH_BYTES}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,9 @@ def load_selection(context: StageContext) -> Selection | None:
             content = entry.get("content_hash")
             if not isinstance(content, str) or not _HASH.fullmatch(content):
                 raise ConfigError(
-                    f"{where}: {scan.url}:{record.line}: content_hash is {content!r}; expected {2 * HASH_BYTES} "
-                    "hexadecimal digits, as rowmill view writes them; correct the line, or delete it"
+                    f"{where}: {scan.url}:{record.line}: content_hash is {content!r}; expected "
+                    f"{2 * CONTENT_HASH_BYTES} hexadecimal digits, as rowmill view writes "
+                    "them; correct the line, or delete it"
                 )
             entries.add(bytes.fromhex(content))
             note = entry.get("note")
@@ -75,7 +76,7 @@ def leave_out_rows(
     """
     if selection is None:
         return parts, {}
-    wanted = pa.array(sorted(selection.notes), pa.binary(HASH_BYTES))
+    wanted = pa.array(sorted(selection.notes), pa.binary(CONTENT_HASH_BYTES))
     found: dict[bytes, int] = {}
     removals: list[dict[int, Rejected]] = []
     for part in parts:

@@ -30,14 +30,13 @@ from rowmill.kinds.shared.filters import FILTERS_OF_MADE_ROWS, identify_removal_
 from rowmill.kinds.shared.splits import Boundaries, Splitter, compute_boundaries
 from rowmill.kinds.shared.training_flags import explain_unread_flag, parse_unread_flag
 from rowmill.parts import accounts
-from rowmill.parts.accounts import SPLITS, RewriteInputs, rewrite_parts, tabulate_removed
+from rowmill.parts.accounts import RewriteInputs, rewrite_parts, tabulate_removed
 from rowmill.parts.context import StageOutput, format_rejected, scan_rows
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.counts import Counts, CountSet
 from rowmill.schema.manifest import DisplayTable, Histogram, Part, add_up_counts
 from rowmill.schema.row_counts import GroupCounts, MessageCounts, RowCounts, TimeSplitCounts, UnreadCounts
-from rowmill.schema.rows import ROW_KINDS, Rejected, make_row_schema
-from rowmill.sources.parts import HELD_OUT
+from rowmill.schema.rows import HELD_OUT, ROW_KINDS, SPLITS, Rejected, make_row_schema
 from rowmill.sources.reading import TakenGroup, load_part_groups
 from rowmill.stages.base import ComparedNumber, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.canonical_rows import (

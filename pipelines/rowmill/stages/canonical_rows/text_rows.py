@@ -32,7 +32,7 @@ from rowmill.kinds.reading.canonicalization import (
 )
 from rowmill.kinds.shared import filters
 from rowmill.kinds.shared.filters import list_row_texts, reject_long_run
-from rowmill.kinds.shared.splits import SPLITS, Splitter, assign_split
+from rowmill.kinds.shared.splits import Splitter, assign_split
 from rowmill.kinds.shared.training_flags import find_value, parse_unread_flag
 from rowmill.parts.accounts import RejectLog, write_accounts
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
@@ -49,18 +49,19 @@ from rowmill.schema.row_counts import (
 from rowmill.schema.rows import (
     ROW_KINDS,
     ROW_SCHEMA,
+    SPLITS,
     Message,
     ParseReport,
     PlainChat,
     Rejected,
     Row,
+    Split,
     make_plain_report,
     make_row_schema,
 )
-from rowmill.sources.parts import SplitName
 from rowmill.sources.reading import TakenGroup, count_group_records, read_taken_records
 
-HASH_BYTES = 8
+PROMPT_HASH_BYTES = 8
 
 _ASCII_SPACES = b"\t\n\v\f\r\x1c\x1d\x1e\x1f "
 """The ASCII characters at which `str.split` splits."""
@@ -86,7 +87,7 @@ def hash_prompts(prompts: Sequence[str | None]) -> list[bytes | None]:
         if not prompt
         else blake2b(
             next(folded) if prompt.isascii() else " ".join(prompt.casefold().split()).encode(errors="surrogatepass"),
-            digest_size=HASH_BYTES,
+            digest_size=PROMPT_HASH_BYTES,
         ).digest()
         for prompt in prompts
     ]
@@ -112,7 +113,7 @@ class RowColumns:
         self.dataset = dataset
         self.schema = schema
         self.by_prefix = by_prefix
-        self.hint: SplitName | None = part.split_hint
+        self.hint: Split | None = part.split_hint
         self.splitter = splitter
         self.ids: list[str] = []
         self.rows: list[Row] = []

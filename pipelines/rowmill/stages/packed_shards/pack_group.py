@@ -47,7 +47,6 @@ from rowmill.core.errors import DamagedFileError
 from rowmill.core.segment_trees import make_tree_positions
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.kinds.preference import ShardPairCounts
-from rowmill.kinds.shared.splits import SPLITS
 from rowmill.packing import pack_plan
 from rowmill.packing.options import Packing
 from rowmill.packing.pack_plan import ExampleSlices, PlannedTrees, SequencePlan, StreamStretch, count_best_fit
@@ -58,7 +57,7 @@ from rowmill.schema.examples import IGNORED_LABEL, WEIGHT_COLUMN, RolloutFields
 from rowmill.schema.indexed_shards import ExampleReferences, drop_tokens, list_token_columns, read_sequences
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import File, Part
-from rowmill.schema.rows import DOMAIN_COLUMN, DOMAIN_FIELD, PADDING_COLUMN, PARENTS_COLUMN, ROW_KINDS
+from rowmill.schema.rows import DOMAIN_COLUMN, DOMAIN_FIELD, PADDING_COLUMN, PARENTS_COLUMN, ROW_KINDS, SPLITS
 from rowmill.schema.shard_counts import (
     FILL_BINS,
     PackGroupDetails,

@@ -26,7 +26,7 @@ from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET, TOKENIZED_EXAMPLES
 from rowmill.core.storage import read_tables
-from rowmill.kinds.shared.splits import SPLITS, Splitter
+from rowmill.kinds.shared.splits import Splitter
 from rowmill.packing import pack_plan
 from rowmill.packing.options import Packing, Strategy
 from rowmill.packing.pack_plan import ExampleSlices, SequencePlan, StreamStretch
@@ -34,7 +34,7 @@ from rowmill.packing.prefix_trees import SortedPieces, plan_trees
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.ledger import KEPT, REJECTED
 from rowmill.schema.manifest import File
-from rowmill.schema.rows import ROW_KINDS, RowKind
+from rowmill.schema.rows import ROW_KINDS, SPLITS, RowKind
 from rowmill.sources.reading import load_source_parts
 from rowmill.stages.base import StageContext
 from rowmill.stages.inputs import load_origin

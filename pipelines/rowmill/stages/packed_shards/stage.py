@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from rowmill.core.arrays import Ints, compute_offsets, format_percent, format_size
 from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRUNCATION_STATS
-from rowmill.kinds.shared.splits import SPLITS
 from rowmill.packing.pack_plan import StreamStretch, choose_group_tokens, cut_groups, find_stretch, round_up
 from rowmill.parts.context import StageOutput
 from rowmill.recipe.recipe import Recipe
@@ -31,7 +30,7 @@ from rowmill.schema.counts import CountSet, compute_share
 from rowmill.schema.example_counts import ExampleCounts
 from rowmill.schema.indexed_shards import drop_tokens, list_token_columns
 from rowmill.schema.manifest import DisplayTable, File, Histogram, Part, add_up_counts
-from rowmill.schema.rows import ROW_KINDS, describe_columns
+from rowmill.schema.rows import ROW_KINDS, SPLITS, describe_columns
 from rowmill.schema.shard_counts import (
     FILL_BINS,
     PackGroupDetails,

@@ -24,7 +24,7 @@ from rowmill.core.permutation import mix_array
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
 from rowmill.kinds.joint_rows import require_joint_kind
-from rowmill.kinds.shared.splits import SPLITS, Boundaries, Splitter
+from rowmill.kinds.shared.splits import Boundaries, Splitter
 from rowmill.parts.context import scan_rows
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.counts import Counts
@@ -37,7 +37,7 @@ from rowmill.schema.order_counts import (
     TimeLeakCounts,
 )
 from rowmill.schema.row_counts import RowCounts, TimeSplitCounts
-from rowmill.schema.rows import TREE_COLUMNS, Rejected
+from rowmill.schema.rows import SPLITS, TREE_COLUMNS, Rejected
 from rowmill.schema.shard_counts import ShardDetails, select_shards
 from rowmill.shards import native
 from rowmill.shards.native import read_unpadded

@@ -460,10 +460,6 @@ def test_weights_in_defaults_are_for_the_datasets_that_can_have_them(tmp_path: P
     found = Workspace(tmp_path).recipe(datasets, defaults=WEIGHED).project.recipe
     assert [one.loss.weights for one in found.datasets.values()] == [True, False, False]
     assert found.has_loss_weights
-    recipe = Workspace(tmp_path / "default").recipe({"rows": {"source": {"train_urls": ["a.jsonl"]}}}).project.recipe
-    options = recipe.datasets["rows"]
-    assert not {"prompt_weight", "allow_negative"} & options.loss.model_dump(mode="json").keys()
-    assert "store_domains" not in options.packing.model_dump(mode="json")
 
 
 # ── Real data ──────────────────────────────────────────────────────────────────────────────────────

@@ -3,7 +3,6 @@
 Each group's class, the template that the options name, and the plain values that a renderer and a masker are made of.
 """
 
-import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -218,11 +217,11 @@ class Loss(Config):
     """Encode the text as a whole, or split it where training starts; null: split for pairs, else whole."""
     weights: bool = False
     """Whether messages may have weights other than 0 and 1; tokens then have float32 `loss_weights`, 1 by default."""
-    prompt_weight: float = Field(default=0, exclude_if=operator.not_)
+    prompt_weight: float = 0
     """Weight of the prompt: the text of system, user and tool messages, or of a pair's prompt, that is not trained
     otherwise. Its tokens count as trained, and batches have `loss_weights`. Template text, such as headers and tool
     definitions, and the model's untrained text stay context. 0: the prompt does not train."""
-    allow_negative: bool = Field(default=False, exclude_if=operator.not_)
+    allow_negative: bool = False
     """Whether `prompt_weight` and the weights of messages may be negative, which makes their text less likely."""
 
     @model_validator(mode="after")

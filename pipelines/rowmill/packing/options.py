@@ -1,6 +1,5 @@
 """The option groups `packing` and `mixture`."""
 
-import operator
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from itertools import pairwise
@@ -72,12 +71,12 @@ class Packing(Config):
     keep these tokens; `error` (`raise`): stop the build; `split`: into several examples; `drop`. Unset: `keep_start`
     for conversations, `keep_end` for pairs, `split` for text, `error` for records."""
 
-    layout: Literal["copied", "index"] = Field(default="copied", exclude_if=lambda layout: layout == "copied")
+    layout: Literal["copied", "index"] = "copied"
     """What packed shards hold: `copied` the tokens of their sequences; `index` only which tokens of which examples they
     are, so that tokens are stored once up to the ranks. Every reader opens both; an index reads many small files, so it
     is not for stores in which each takes a while."""
 
-    store_domains: bool = Field(default=False, exclude_if=operator.not_)
+    store_domains: bool = False
     """Whether shards say the domain of each segment's row (`format.domain_key`), for the loss by domain. The shards of
     all datasets of the recipe then have such a column."""
 

@@ -203,9 +203,9 @@ def _iterate_order_levels(
 
 
 def _read_schedule(chain: Mapping[str, Manifest], dataset: str) -> dict[str, dict[str, int]] | None:
-    """Return a dataset's counts in the order by state; None if it is not built, or by a release without them."""
+    """Return a dataset's counts in the order by state; None if it is not built."""
     order = chain.get(TRAINING_SPLITS)
-    if order is None or "schedule" not in order.tables:
+    if order is None:
         return None
     table = order.tables["schedule"]
     lines = [dict(zip(table.columns, row, strict=True)) for row in table.rows if row[0] == dataset]

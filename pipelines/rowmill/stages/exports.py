@@ -416,7 +416,7 @@ def copy_export_files(store: Store, output: Manifest, target: Path) -> None:
 
 def _count_export_rows(output: Manifest) -> RowCount:
     """Count the rows of an export by its unit."""
-    is_packed = output.card.get("unit", "unpacked") == "packed"
+    is_packed = output.card["unit"] == "packed"
     counts = output.get_counts(ExportCounts)
     return RowCount(counts.sequences, "sequence") if is_packed else RowCount(counts.segments, "segment")
 

@@ -67,7 +67,7 @@ def identify_gpu_partitions(recipe: Recipe, name: str) -> dict[str, Any]:
             "layout": recipe.partitions.layout,
             "rollout_fields": recipe.rollout_fields.describe(),
             "segment_multiple_of": recipe.segment_multiple_of,
-            **({"domains": True} if recipe.stores_domains else {}),
+            "domains": recipe.stores_domains,
         },
         "tags": {name: list(dataset.source.tags) for name, dataset in recipe.datasets.items()},
     }
@@ -470,10 +470,7 @@ def publish_gpu_partitions(
         "seq_len": int(first.card["seq_len"]),
         "places": order.places,
         "steps": order.steps,
-        # Orders kept from a VERSION before 3 do not record it.
-        "has_steps": splits.card["has_steps"]
-        if "has_steps" in splits.card
-        else bool(context.recipe.mixture.batch_sizes),
+        "has_steps": splits.card["has_steps"],
         "sets": {name: _describe_evaluation_set(context, name, one) for name, one in packed.items()},
         "inputs": output.inputs,
         "waivers": list(output.waivers),

@@ -130,27 +130,30 @@ VERSION = 16
 def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options and versions that decide rows (`rows`), and those that decide only facts about them."""
     dataset = recipe.datasets[name]
-    leave_out = {"leave_out": list(dataset.filters.leave_out)} if dataset.filters.leave_out else {}
+    leave_out = list(dataset.filters.leave_out)
     own = dataset.format.identify_rows(dataset, recipe.limit_of(name))
     if own is not None:
-        return {"versions": [VERSION], **own, **leave_out}
+        return {"versions": [VERSION], **own, "leave_out": leave_out}
     groups = ("format", "reasoning", "tools", "filters", "splits")
     rows = {group: getattr(dataset, group).model_dump(mode="json") for group in groups}
     # A part's rows are made without these filters, so a change of one makes none of them again.
     rows["filters"] = dataset.filters.model_dump(mode="json", exclude=set(FILTERS_OF_MADE_ROWS))
-    rows |= {"weights": dataset.loss.weights, "chat_template_kwargs": dataset.template.chat_template_kwargs}
-    if dataset.loss.allow_negative:
-        rows["allow_negative"] = True
-    if dataset.loss.trains_everything:
-        rows["trains_everything"] = True
-    rows |= {"versions": [VERSION, sources.SCAN_VERSION], "max_run_chars": dataset.source.limits.max_run_chars}
+    rows |= {
+        "versions": [VERSION, sources.SCAN_VERSION],
+        "weights": dataset.loss.weights,
+        "allow_negative": dataset.loss.allow_negative,
+        "trains_everything": dataset.loss.trains_everything,
+        "chat_template_kwargs": dataset.template.chat_template_kwargs,
+        "max_run_chars": dataset.source.limits.max_run_chars,
+    }
     versions = {"decontaminate": [contaminated_rows.index_benchmarks.version, contaminated_rows.search_part.version],
                 "near_duplicates": [near_duplicate_rows.sign_part.version]}  # fmt: skip
     filters = identify_removal_filters(dataset.filters)
-    identity = {"rows": rows, "removal": {name: [*versions[name], options] for name, options in filters.items()}}
+    removal = {name: [*versions[name], options] for name, options in filters.items()}
+    identity = {"rows": rows, "removal": removal, "leave_out": leave_out}
     # The texts of token ids are those that the tokenizer has for them.
     named = {"tokenizer": identify_tokenizer(recipe.tokenizer_choice)}
-    return identity | leave_out | (named if filters and ROW_KINDS[dataset.row_kind].is_token_ids else {})
+    return identity | (named if filters and ROW_KINDS[dataset.row_kind].is_token_ids else {})
 
 
 def _prepare_canonical_rows(context: StageContext) -> PreparedStage:

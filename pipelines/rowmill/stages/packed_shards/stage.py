@@ -67,12 +67,11 @@ def identify_packed_shards(recipe: Recipe, name: str) -> dict[str, Any]:
     dataset = recipe.datasets[name]
     held = get_holdout_size(recipe, name)
     return {
-        # Absent where it is not asked for, as in recipes from before it.
-        **({"domains": True} if recipe.stores_domains else {}),
         "versions": [FORMAT_VERSION, VERSION],
         "packing": dataset.packing.model_dump(mode="json"),
         "row_kind": dataset.row_kind,
         "seq_len": recipe.seq_len,
+        "domains": recipe.stores_domains,
         "carved": None if held is None else [held, dataset.splits.model_dump(mode="json")],
         "weights": [dataset.loss.has_weights, recipe.has_loss_weights],
         "columns": describe_columns(ROW_KINDS[dataset.row_kind].segment_columns),

@@ -20,7 +20,6 @@ class RecipeLoadError(PipelineError):
         self.message = message
 
     def __str__(self) -> str:
-        """Return the message alone."""
         return self.message
 
 

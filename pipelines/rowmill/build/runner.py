@@ -72,7 +72,6 @@ class BackgroundStatistics:
         self._pending: deque[tuple[Step, Future[None]]] = deque()
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(

@@ -47,17 +47,14 @@ class Step:
 
     @property
     def name(self) -> str:
-        """The stage's name."""
         return self.stage.name
 
     @property
     def description(self) -> str:
-        """Description of the stage's output."""
         return self.stage.description
 
     @property
     def on_demand(self) -> bool:
-        """Whether a build includes it only on request, because it needs a trained model."""
         return self.stage.on_demand
 
     @property
@@ -92,7 +89,6 @@ class StepGraph:
 
     @cached_property
     def thresholds(self) -> Mapping[StageKey, tuple[Threshold, ...]]:
-        """The thresholds of each step's output."""
         return {step.key: step.thresholds for step in self.steps}
 
 

@@ -254,7 +254,6 @@ class Threshold:
 
     @property
     def passing(self) -> float:
-        """The bound for passing."""
         return self.bound if self.warn_from is None else self.warn_from
 
     @cached_property

@@ -69,7 +69,6 @@ class ProbeTurn:
 
     @property
     def role(self) -> str:
-        """The role of its message."""
         return self.messages[self.message]["role"]
 
     @property
@@ -84,12 +83,10 @@ class ProbeTurn:
 
     @property
     def start(self) -> int:
-        """Where its own text starts."""
         return self.pieces[0].start
 
     @property
     def end(self) -> int:
-        """Where its own text ends."""
         return max(piece.end for piece in self.pieces)
 
     @property

@@ -75,7 +75,6 @@ class DamagedFileError(IntegrityError):
         self.remedy = remedy or REMOVE_DAMAGE
 
     def __str__(self) -> str:
-        """Return the damage and what to do."""
         return f"{self.damage}; {self.remedy}"
 
 

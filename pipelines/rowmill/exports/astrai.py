@@ -233,7 +233,6 @@ class AstrAIH5(AstrAI):
     def write(
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
-        """Write one file."""
         # Untyped, and optional.
         h5py: Any = import_module("h5py")
         written = WrittenFile(f"data/{job.name}")

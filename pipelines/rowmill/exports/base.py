@@ -251,12 +251,10 @@ class Export(Config):
 
     @property
     def label_convention(self) -> LabelConvention:
-        """How this export stores targets."""
         return self.CONVENTION
 
     @property
     def kind_name(self) -> str:
-        """The kind's name."""
         return str(getattr(self, "kind", ""))
 
     def rows_at_once(self, context: ExportContext) -> int:

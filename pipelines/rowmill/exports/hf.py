@@ -277,7 +277,6 @@ class Axolotl(TableExport):
     def write(
         self, job: ExportJob, chunks: Iterator[SequenceBatch], folder: Path, context: ExportContext
     ) -> list[WrittenFile]:
-        """Write one file."""
         if self.ds_type == "parquet":
             return super().write(job, chunks, folder, context)
         file = WrittenFile(f"data/{job.name}.jsonl")

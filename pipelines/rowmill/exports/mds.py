@@ -61,7 +61,6 @@ class MDS(Export):
 
     @property
     def label_convention(self) -> LabelConvention:
-        """How the profile stores targets."""
         return "unshifted" if self.profile == "finetune" else "none"
 
     def refuse(self, summary: RecipeSummary) -> None:

@@ -73,7 +73,6 @@ class Megatron(Export):
 
     @property
     def label_convention(self) -> LabelConvention:
-        """How this export stores targets."""
         return "none" if self.loss_mask == "none" else "unshifted_mask"
 
     def refuse(self, summary: RecipeSummary) -> None:

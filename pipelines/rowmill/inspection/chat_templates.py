@@ -157,7 +157,6 @@ class TemplateProof:
 
     @property
     def defects(self) -> list[MaskDefect]:
-        """The defects of all shapes."""
         return [defect for shape in self.shapes for defect in shape.defects]
 
     def count(self, outcome: str) -> int:

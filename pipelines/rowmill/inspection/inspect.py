@@ -85,7 +85,6 @@ class InspectedExample:
 
     @property
     def stretches(self) -> tuple[TokenStretch[TokenClass], ...]:
-        """Its text in stretches of one class."""
         return tuple(
             TokenStretch(kind, "".join(one.text for one in own), sum(one.tokens for one in own))
             for kind, run in groupby(self.spans, key=lambda span: classify_token(*span.kind))

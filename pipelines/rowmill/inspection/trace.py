@@ -545,7 +545,6 @@ class SequenceTrace:
 
     @property
     def tokens(self) -> int:
-        """The number of all its tokens."""
         return len(self.row["input_ids"])
 
     @property

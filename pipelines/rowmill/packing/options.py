@@ -399,7 +399,6 @@ class Mixture(Config):
 
     @property
     def resolved_stop(self) -> StopStrategy:
-        """The stop strategy, with its default."""
         return self.stop_strategy or "restart"
 
     @property

@@ -50,7 +50,6 @@ class SequencePlan:
 
     @property
     def sequences(self) -> int:
-        """The number of sequences."""
         return len(self.sequence_offsets) - 1
 
     @property
@@ -530,7 +529,6 @@ class _BinMoves:
 
     @property
     def made(self) -> int:
-        """The number of bins."""
         return int((self.first + self.bins).max())
 
 

@@ -101,7 +101,6 @@ class StepPlan:
 
     @property
     def places(self) -> int:
-        """Places of all steps."""
         return int(self.step_offsets[-1])
 
     def locate(self, begin: int, end: int) -> NDArray[np.int64]:

@@ -150,7 +150,6 @@ class RewriteInputs(PartInputs):
 
     @property
     def input_bytes(self) -> int:
-        """Size of the rows."""
         return self.part.files["rows"].bytes
 
 

@@ -75,7 +75,6 @@ class WorkContext:
 
     @property
     def stage(self) -> str:
-        """The stage's name."""
         return get_stage_name(self.key)
 
     @property

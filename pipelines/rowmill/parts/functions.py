@@ -129,7 +129,6 @@ class RowFileInputs(PartInputs):
 
     @property
     def input_rows(self) -> int:
-        """Rows of the file."""
         return self.rows.rows
 
     @property
@@ -150,7 +149,6 @@ class PartPlace:
 
     @property
     def folder(self) -> str:
-        """The folder of the part's files."""
         return part_folder(self.stage_folder, self.fingerprint)
 
     def write(self, name: str, table: pa.Table) -> File:

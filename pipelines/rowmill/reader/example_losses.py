@@ -50,7 +50,6 @@ class ExampleLosses:
         """The examples of this rank's places of the step that no batch has had yet."""
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(

@@ -54,12 +54,10 @@ class SourceLosses:
 
     @property
     def datasets(self) -> dict[str, SourceLoss]:
-        """The loss of each dataset by name."""
         return self._read(self.names.datasets, 0)
 
     @property
     def domains(self) -> dict[str, SourceLoss]:
-        """The loss of each domain by name."""
         return self._read(self.names.domains, len(self.names.datasets))
 
     def _read(self, names: tuple[str, ...], first: int) -> dict[str, SourceLoss]:

@@ -53,7 +53,7 @@ class AsyncDataset:
         return len(self)
 
     async def final_length_is_known(self) -> bool:
-        """Return true."""
+        """Return true: `async_len` is final."""
         return True
 
     def is_finite(self) -> bool:
@@ -61,7 +61,7 @@ class AsyncDataset:
         return True
 
     def has_len(self) -> bool:
-        """Return true."""
+        """Return true: the length is known without waiting."""
         return True
 
     async def getitem_async(self, i: int) -> PackedSequence:
@@ -139,7 +139,6 @@ class View(AsyncDataset):
 
     @property
     def view(self) -> "View":  # pyrefly: ignore[bad-override]
-        """Itself."""
         return self
 
     def __iter__(self) -> Iterator[Any]:

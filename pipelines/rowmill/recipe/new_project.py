@@ -66,7 +66,6 @@ class NewProject:
 
     @property
     def name(self) -> str:
-        """The recipe's name."""
         return self.recipe.stem
 
 

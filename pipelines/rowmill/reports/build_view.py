@@ -58,7 +58,6 @@ class BuildView:
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
-        """The recipe's steps."""
         return plan_steps(self.project)
 
     def find_output(self, dataset: str | None, stage: str) -> Manifest | None:

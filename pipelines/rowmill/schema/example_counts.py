@@ -58,22 +58,18 @@ class ExampleCounts(Counts):
 
     @property
     def rejected(self) -> int:
-        """Rejected rows."""
         return sum(self.reasons.values())
 
     @property
     def tokens(self) -> int:
-        """Tokens of the examples."""
         return sum(self.count_classes().get(name, 0) for name in TOKEN_COLUMNS)
 
     @property
     def trained_tokens(self) -> int:
-        """Tokens that are trained."""
         return self.count_classes().get("trained", 0)
 
     @property
     def trained_share(self) -> float:
-        """Share of the tokens that are trained."""
         return compute_share(self.trained_tokens, self.tokens)
 
     def count_tokens(self) -> int:

@@ -39,7 +39,6 @@ class SpanCounts:
 
     @property
     def reasons(self) -> dict[str, int]:
-        """Invalid objects by reason."""
         return {
             name.removeprefix("invalid:"): count for name, count in self.items.items() if name.startswith("invalid:")
         }
@@ -88,12 +87,10 @@ class ParsedTextCounts(Counts):
 
     @property
     def characters(self) -> int:
-        """Characters of the texts."""
         return sum(self.characters_by_class.values())
 
     @property
     def classified(self) -> float:
-        """Share of the characters that are records."""
         return compute_share(self.characters_by_class.get("record", 0), self.characters)
 
     def report(self) -> SpanCounts:

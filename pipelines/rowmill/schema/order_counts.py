@@ -41,7 +41,6 @@ class OrderCounts(Counts):
 
     @property
     def trained_tokens(self) -> int:
-        """Trained tokens of all places."""
         return sum(self.trained_tokens_by_dataset.values())
 
     def count_shown(self) -> int:

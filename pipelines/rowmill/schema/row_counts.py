@@ -49,7 +49,6 @@ class RowCounts(Counts):
 
     @property
     def rejected(self) -> int:
-        """Rejected records."""
         return sum(self.reasons.values())
 
     def count_output(self) -> int:
@@ -115,27 +114,22 @@ class MessageCounts(Counts):
 
     @property
     def messages(self) -> int:
-        """Messages of all roles."""
         return sum(self.messages_by_role.values())
 
     @property
     def system_messages(self) -> int:
-        """Messages of the role `system`."""
         return self.messages_by_role.get("system", 0)
 
     @property
     def user_messages(self) -> int:
-        """Messages of the role `user`."""
         return self.messages_by_role.get("user", 0)
 
     @property
     def assistant_messages(self) -> int:
-        """Messages of the role `assistant`."""
         return self.messages_by_role.get("assistant", 0)
 
     @property
     def tool_messages(self) -> int:
-        """Messages of the role `tool`."""
         return self.messages_by_role.get("tool", 0)
 
     @property

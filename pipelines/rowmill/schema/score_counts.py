@@ -32,7 +32,6 @@ class ScoreCounts(Counts):
 
     @property
     def mean_logprob(self) -> float:
-        """Mean log-probability of a token."""
         return round(self.logprobs / self.tokens, 6) if self.tokens else 0.0
 
     @property

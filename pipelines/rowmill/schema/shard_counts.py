@@ -69,7 +69,6 @@ class PackingCounts(Counts):
 
     @property
     def rejected(self) -> int:
-        """Examples rejected by packing."""
         return sum(self.reasons.values())
 
     def count_tokens(self) -> int:

@@ -91,7 +91,6 @@ class SequenceBatch(Segments):
     numbers: Ints
 
     def __len__(self) -> int:
-        """Return the number of sequences."""
         return len(self.sequence_offsets) - 1
 
     @property
@@ -101,7 +100,6 @@ class SequenceBatch(Segments):
 
     @property
     def segment_lengths(self) -> Tokens:
-        """Tokens per segment."""
         return np.diff(self.offsets).astype(np.int32)
 
     @property

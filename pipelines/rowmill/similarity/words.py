@@ -49,7 +49,6 @@ class HashedTexts:
 
     @property
     def lengths(self) -> Ints:
-        """Hashes of each text."""
         return np.diff(self.offsets)
 
     def take(self, texts: Integers) -> "HashedTexts":

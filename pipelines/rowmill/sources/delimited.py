@@ -241,7 +241,6 @@ class UnnamedColumnError(SchemaError):
         self.names = names
 
     def __str__(self) -> str:
-        """Return the message alone."""
         return str(self.args[0])
 
 

@@ -29,7 +29,6 @@ class BlockStream(io.RawIOBase):
         self._ready = memoryview(b"")
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: "memoryview") -> int:  # pyrefly: ignore[bad-override]
@@ -42,7 +41,6 @@ class BlockStream(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        """Close the stream."""
         if not self.closed and self._on_close is not None:
             self._on_close()
         super().close()

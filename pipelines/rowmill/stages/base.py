@@ -141,7 +141,6 @@ class StageDeclaration:
 
     @property
     def on_demand(self) -> bool:
-        """Whether a build includes it only on request."""
         return bool(self.command)
 
     def code_version(self, recipe: Recipe, name: str, waivers: Sequence[str]) -> str:

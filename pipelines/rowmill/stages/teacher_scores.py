@@ -146,7 +146,6 @@ class ScoreInputs(PartInputs):
 
     @property
     def input_rows(self) -> int:
-        """Examples of the part."""
         return self.rows
 
 

@@ -82,7 +82,6 @@ class BuildRecord:
 
     @property
     def published(self) -> LoggedStage:
-        """The stage that was published."""
         return self.stages[self.output]
 
     def write_files(self, folder: Path) -> list[Path]:

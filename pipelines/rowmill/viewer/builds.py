@@ -42,7 +42,6 @@ class Build(BuildView):
 
     @property
     def recipe(self) -> str:
-        """The recipe's name."""
         return self.project.recipe.name
 
     @cached_property

@@ -99,7 +99,6 @@ class Recognition:
 
     @property
     def kind(self) -> str:
-        """The proposed kind."""
         return self.options["kind"]
 
     @property

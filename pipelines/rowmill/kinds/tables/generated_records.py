@@ -87,7 +87,6 @@ class ParseInputs(PartInputs):
 
     @property
     def input_bytes(self) -> int:
-        """Size of the part."""
         return self.part.length
 
 

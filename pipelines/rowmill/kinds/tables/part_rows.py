@@ -68,7 +68,6 @@ class SourcePartInputs(PartInputs):
 
     @property
     def input_rows(self) -> int:
-        """Records of the part."""
         return self.part.records
 
     @property

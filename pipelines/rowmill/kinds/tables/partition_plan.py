@@ -81,7 +81,6 @@ class RecordLengths:
 
     @property
     def group_sizes(self) -> Ints:
-        """Records of each group."""
         return np.diff(self.groups)
 
 
@@ -354,7 +353,6 @@ class TablePlan:
 
     @property
     def facts(self) -> dict[str, dict[str, Any]]:
-        """The numbers of each split, by name."""
         return {one.split: one.list_facts() for one in self.splits}
 
     @property

@@ -368,12 +368,10 @@ class KeyBlockInputs(PartInputs):
 
     @property
     def input_rows(self) -> int:
-        """Rows of the parts."""
         return sum(part.rows.rows for part in self.parts)
 
     @property
     def input_bytes(self) -> int:
-        """Size of the rows."""
         return sum(part.rows.bytes for part in self.parts)
 
 

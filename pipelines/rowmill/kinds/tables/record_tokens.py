@@ -412,7 +412,6 @@ class BuildExamplesInputs(PartInputs):
 
     @property
     def input_rows(self) -> int:
-        """Records of the slice."""
         return self.records
 
     @property

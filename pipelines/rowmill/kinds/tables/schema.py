@@ -106,12 +106,10 @@ class RecordSchema:
 
     @cached_property
     def by_name(self) -> dict[str, Column]:
-        """The columns by their names."""
         return {column.name: column for column in self.columns}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns' names, in order."""
         return tuple(column.name for column in self.columns)
 
     def to_json(self) -> dict[str, Json]:

@@ -198,7 +198,6 @@ class PartitionInputs(PartInputs):
 
     @property
     def input_bytes(self) -> int:
-        """Size of the partition's files."""
         return self.partition.bytes
 
 

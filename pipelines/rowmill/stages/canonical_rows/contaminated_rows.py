@@ -106,7 +106,6 @@ class IndexInputs(PartInputs):
 
     @property
     def input_rows(self) -> int:
-        """Records of the benchmarks."""
         return sum(scan.records for benchmark in self.scanned for scan in benchmark.scans)
 
 

@@ -276,7 +276,6 @@ class CanonicalInputs(PartInputs):
 
     @property
     def input_rows(self) -> int:
-        """Records that are taken."""
         return count_group_records(self.taken)
 
     @property

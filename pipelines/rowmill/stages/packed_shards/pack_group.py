@@ -139,7 +139,6 @@ class PackGroupInputs(PartInputs):
 
     @property
     def input_bytes(self) -> int:
-        """Tokens of the files."""
         return self.tokens
 
 

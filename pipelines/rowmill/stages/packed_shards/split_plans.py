@@ -58,7 +58,6 @@ class PackingRules:
 
     @property
     def strategy(self) -> Strategy:
-        """The strategy for the dataset's rows."""
         return self.packing.strategy_for(self.row_kind)
 
     def measure_room(self, lengths: "ExampleLengths", numbers: Ints, tokens: Integers) -> Integers:

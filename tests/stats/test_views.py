@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rowmill.checks.judge import CheckResult
-from rowmill.core.errors import ConfigError, DamagedFileError, SchemaError
+from rowmill.core.errors import ConfigError, DamagedFileError, IntegrityError, SchemaError
+from rowmill.core.remote_index import ObjectFacts
 from rowmill.core.storage import Store
 from rowmill.parts.functions import write_parquet, write_table
 from rowmill.schema.examples import EXAMPLE_SCHEMA
@@ -23,7 +24,7 @@ from rowmill.schema.manifest import DisplayTable, Manifest, Part, StageKey
 from rowmill.schema.rows import REJECT_SCHEMA, ROW_SCHEMA
 from rowmill.schema.shard_counts import ShardDetails
 from rowmill.stages import catalog
-from rowmill.stats import tables, views
+from rowmill.stats import tables, view_files, views
 from rowmill.stats.tables import (
     SCHEMAS,
     StatsInputs,
@@ -482,6 +483,37 @@ def test_table_without_a_newer_column_is_shown_with_nulls(tmp_path: Path, root: 
 
 
 @pytest.mark.filterwarnings("default")
+def test_large_table_on_a_remote_root_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_files, "WHOLE_FILE_BYTES", 0)
+    store = Store("memory://rowmill-views-large")
+    rows = filled(ROW_SCHEMA, [{"row_id": f"a:{i}", "split": "train"} for i in range(100)])
+    record(store, manifest_of("canonical_rows", "v1", parts=(part_of(store, "p", rows=rows),)))
+
+    found = query_views(store, "SELECT count(*), max(row_id) FROM rows WHERE split = 'train'", recipe="support")[1]
+
+    assert found == [(100, "a:99")]
+
+
+@pytest.mark.filterwarnings("default")
+def test_query_that_meets_a_removed_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store("memory://rowmill-views-removed")
+    record(store, ledger_of("v1", 10))
+    found = Store.list_files
+
+    def list_and_remove(self: Store, folder: str) -> dict[str, ObjectFacts]:
+        files = found(self, folder)
+        if folder.startswith("stats/ledger"):
+            remove_version_tables(store, *CHATS, "v1")
+        return files
+
+    monkeypatch.setattr(Store, "list_files", list_and_remove)
+    with pytest.raises(
+        IntegrityError, match=r"part-0\.parquet: removed since the query began; .*; run the query again"
+    ):
+        query_views(store, "FROM ledger")
+
+
+@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("table", ["_current", "ledger"])
 def test_query_of_a_damaged_file_on_a_remote_root_names_it(table: str) -> None:
     store = Store(f"memory://rowmill-views-damaged-{table}")
@@ -576,7 +608,7 @@ SWITCHES = 60
 WRITER = """
 import sys
 import pyarrow as pa
-from rowmill.stats import tables, views
+from rowmill.stats import tables, view_files, views
 from rowmill.core.storage import Store, digest_bytes
 from rowmill.schema.shard_counts import ShardDetails
 

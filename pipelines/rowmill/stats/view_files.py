@@ -20,11 +20,12 @@ import io
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
+from threading import Lock
 from typing import Any, BinaryIO, TypeVar
 
 from fsspec import AbstractFileSystem
 
-from rowmill.core.errors import PipelineError
+from rowmill.core.errors import IntegrityError, PipelineError
 from rowmill.core.remote_index import ObjectFacts
 from rowmill.core.storage import Store, map_reads
 from rowmill.stats.tables import POINTERS, SCHEMAS, encode_empty_table
@@ -50,6 +51,7 @@ class ViewFiles(AbstractFileSystem):
         super().__init__()
         self._store, self._recipe, self._versions = store, recipe, versions
         self._failure: PipelineError | None = None
+        self._lock = Lock()
         self._is_listing = False
         self._listings: dict[str, Mapping[str, ObjectFacts]] = {}
         self._facts: dict[str, ObjectFacts] = {}
@@ -83,33 +85,42 @@ class ViewFiles(AbstractFileSystem):
         return [*(f"{PROTOCOL}://{file}" for file in found), empty]
 
     def _find_files(self, group: str, table: str) -> list[str]:
-        if group == "history":
-            return [file for file in self._list(table) if self._is_shown(file)]
-        if POINTERS not in self._listings:
-            # The tables are listed after the pointers.
-            self._listings = {}
-        # Names sort like their stamps.
-        newest = {str(PurePosixPath(file).parent): file for file in self._list(POINTERS)}
-        if table == POINTERS:
-            return [*newest.values()]
-        unknown = [file for file in newest.values() if file not in self._pointed]
-        # A pointer never changes.
-        self._pointed |= dict(zip(unknown, map_reads(self._store, self._read_pointer, unknown), strict=True))
-        current = {
-            (_find_value(file, "recipe"), _find_value(file, "scope"), version)
-            for file in newest.values()
-            for version in self._pointed[file]
-        }
-        return [
-            file
-            for file in self._list(table)
-            if (_find_value(file, "recipe"), _find_value(file, "scope"), _find_value(file, "version")) in current
-            and self._is_shown(file)
-        ]
+        # One thread at a time: what another one lists for its query may be older than this query's pointers.
+        with self._lock:
+            listings = self._listings
+            if group == "history":
+                return [file for file in self._list(listings, table) if self._is_shown(file)]
+            if POINTERS not in listings:
+                # The tables are listed after the pointers.
+                listings = self._listings = {}
+            # Names sort like their stamps.
+            newest = {str(PurePosixPath(file).parent): file for file in self._list(listings, POINTERS)}
+            if table == POINTERS:
+                return [*newest.values()]
+            unknown = [file for file in newest.values() if file not in self._pointed]
+            # A pointer never changes.
+            self._pointed |= dict(zip(unknown, map_reads(self._store, self._read_pointer, unknown), strict=True))
+            current = {
+                (_find_value(file, "recipe"), _find_value(file, "scope"), version)
+                for file in newest.values()
+                for version in self._pointed[file]
+            }
+            return [
+                file
+                for file in self._list(listings, table)
+                if tuple(_find_value(file, key) for key in ("recipe", "scope", "version")) in current
+                and self._is_shown(file)
+            ]
 
     def _note_failure(self, function: Callable[..., ResultT], *values: str) -> ResultT:
         try:
             return function(*values)
+        except FileNotFoundError:
+            self._failure = IntegrityError(
+                f"{self._store.address(values[-1])}: removed since the query began; expected a version that "
+                "`rowmill gc` keeps; run the query again"
+            )
+            raise self._failure from None
         except PipelineError as error:
             self._failure = error
             raise
@@ -117,9 +128,8 @@ class ViewFiles(AbstractFileSystem):
     def _is_shown(self, file: str) -> bool:
         return self._versions is None or _find_value(file, "version") in self._versions
 
-    def _list(self, table: str) -> Mapping[str, ObjectFacts]:
+    def _list(self, listings: dict[str, Mapping[str, ObjectFacts]], table: str) -> Mapping[str, ObjectFacts]:
         """Return the facts of a table's files, by path, in order."""
-        listings = self._listings
         if table not in listings:
             folder = f"stats/{table}" if self._recipe is None else f"stats/{table}/recipe={self._recipe}"
             found = self._store.list_files(folder)

@@ -13,7 +13,7 @@ from tests.support.dagster_server import ROOT
 from tests.support.ports import take_free_ports
 from tests.support.recipes import Built, Workspace, chat
 
-OF_LATER_PAGES = ("duckdb", "rowmill.inspection.chat_templates", "rowmill.reports.row_view")
+OF_LATER_PAGES = ("duckdb", "polars", "rowmill.inspection.chat_templates", "rowmill.reports.row_view")
 """Modules that the first page does without; it would appear later with them."""
 OF_NO_PAGE = ("pandas", "transformers", "torch", "great_expectations", "datasets", "ray")
 """Packages of seconds of imports. pyarrow imports pandas wherever it is handed a value of Python."""

@@ -12,9 +12,8 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import polars as pl
 from pydantic import TypeAdapter
 
 from rowmill.build.steps import Project, plan_steps
@@ -30,6 +29,9 @@ from rowmill.sources.reading import number_source_parts
 from rowmill.stages import catalog, truncation_stats
 from rowmill.stages.base import StageDeclaration
 from rowmill.stages.training_splits import stage as training_splits
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _LOG = logging.getLogger("rowmill.build")
 
@@ -167,6 +169,8 @@ def _count_moves(store: Store, before: Manifest | None, after: Manifest | None) 
 
     Files that both versions have are not read, so moves are of the others.
     """
+    import polars as pl
+
     some = before or after
     if some is None:
         return Moves()
@@ -231,6 +235,8 @@ def list_changed_rows(
     Rows are the same by content. One that went and one that came at the same place of a file changed its text. Files
     that both builds have are not read, and equal rows are paired in their order.
     """
+    import polars as pl
+
     store, name = project.store, project.recipe.name
     sides = [[made.get((name, dataset, stage)) for stage in (RAW_DATASET, CANONICAL_ROWS)] for made in (before, after)]
     rows = [_read_new_files(store, side[1], sides[1 - i][1], "rows", ["row_id", "content_hash", "split"])
@@ -264,8 +270,10 @@ def list_changed_rows(
 
 def _read_new_files(
     store: Store, output: Manifest | None, other: Manifest | None, name: str, columns: list[str]
-) -> pl.DataFrame:
+) -> "pl.DataFrame":
     """Return columns of the files that the other version does not have."""
+    import polars as pl
+
     known = {file.digest for file in other.files(name)} if other is not None else set[str]()
     files = [file for file in output.files(name) if file.rows and file.digest not in known] if output else []
     if not files:
@@ -273,8 +281,10 @@ def _read_new_files(
     return scan_rows(store, files, columns).collect(engine="streaming")
 
 
-def _locate_rows(rows: pl.DataFrame, raw: Manifest | None) -> pl.Series:
+def _locate_rows(rows: "pl.DataFrame", raw: Manifest | None) -> "pl.Series":
     """Return the file and record of each row."""
+    import polars as pl
+
     parts = [part for _, part in number_source_parts(raw)] if raw is not None else []
     known = pl.DataFrame(
         {"part": [part.part_id for part in parts], "url": [part.url for part in parts],
@@ -295,9 +305,11 @@ def _locate_rows(rows: pl.DataFrame, raw: Manifest | None) -> pl.Series:
 
 
 def _compare_examples(
-    store: Store, before: Manifest | None, after: Manifest | None, rows: pl.DataFrame
-) -> dict[RowChange, pl.Series]:
+    store: Store, before: Manifest | None, after: Manifest | None, rows: "pl.DataFrame"
+) -> "dict[RowChange, pl.Series]":
     """Return the rows of both builds whose tokens, or of the same tokens whose mask, is another one."""
+    import polars as pl
+
     sides: list[pl.DataFrame] = []
     for output, other in ((before, after), (after, before)):
         known = {file.digest for file in other.files("examples")} if other is not None else set[str]()
@@ -320,6 +332,8 @@ def _compare_examples(
 
 def _count_reasons(store: Store, side: Sequence[Manifest | None], places: set[str]) -> dict[str, int]:
     """Count the reasons for which records at some places are rejected now; records that are not there have none."""
+    import polars as pl
+
     raw, rows = side
     files = [file for file in rows.files("rejects") if file.rows] if rows is not None else []
     if not files or not places:

@@ -13,11 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import orjson
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -50,6 +49,9 @@ from rowmill.schema.rows import (
     parse_row_id,
 )
 from rowmill.sources.reading import load_scans
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 @dataclass(slots=True)
@@ -265,6 +267,8 @@ def _count_others(noun: str, counts: Mapping[str, int]) -> list[str]:
 
 def find_first_row(store: Store, parts: Iterable[Part], column: str, value: str) -> str:
     """Return the id of the first row with a value in a column of lists; empty if there is none."""
+    import polars as pl
+
     for part in parts:
         frame = cast("pl.DataFrame", pl.from_arrow(store.table(part.files["rows"], ["row_id", column])))
         found = frame.filter(pl.col(column).list.contains(value))["row_id"]

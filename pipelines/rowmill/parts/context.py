@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, cast
-
-import polars as pl
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from rowmill.core.arrays import format_percent
 from rowmill.core.storage import File, Store, digest_json, read_tables
@@ -41,6 +39,9 @@ from rowmill.schema.manifest import (
 )
 from rowmill.shards import host_scratch
 from rowmill.shards.host_scratch import HostScratch
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 class ProgressCallback(Protocol):
@@ -181,8 +182,10 @@ class StageOutput:
     rows_made: int = 0
 
 
-def scan_rows(store: Store, files: Sequence[File], columns: Sequence[str]) -> pl.LazyFrame:
+def scan_rows(store: Store, files: Sequence[File], columns: Sequence[str]) -> "pl.LazyFrame":
     """Return some columns of part files as one lazy frame; local files are read in streaming mode."""
+    import polars as pl
+
     if store.is_local:
         for file in files:
             store.content(file)

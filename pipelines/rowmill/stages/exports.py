@@ -14,10 +14,9 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -62,9 +61,14 @@ from rowmill.stages import inputs
 from rowmill.stages.base import PreparedStage, StageContext, StageDeclaration
 from rowmill.stats.tables import RowCount, StatsInputs
 
+if TYPE_CHECKING:
+    import polars as pl
+
 
 def _read_segment_domains(context: StageContext, exported: Sequence[File]) -> tuple[tuple[str | None, ...], Ints]:
     """Return all domain values, and for each segment over all shards the index of its domain."""
+    import polars as pl
+
     found = [pl.Series("domain", [], pl.String)]
     for shard in inputs.get_packed_shards(context).values():
         lineage = [file for file in shard.files("segments") if file in exported]
@@ -82,7 +86,9 @@ def _read_segment_domains(context: StageContext, exported: Sequence[File]) -> tu
     return tuple(values), codes.to_numpy()
 
 
-def _read_frame(store: Store, files: Sequence[File], columns: Sequence[str]) -> pl.DataFrame:
+def _read_frame(store: Store, files: Sequence[File], columns: Sequence[str]) -> "pl.DataFrame":
+    import polars as pl
+
     return cast("pl.DataFrame", pl.from_arrow(pa.concat_tables(read_tables(store, files, columns))))
 
 

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
@@ -36,6 +35,9 @@ from rowmill.stats.lengths import (
     suggest_limits,
 )
 from rowmill.stats.tables import StatsInputs, count_rows_of
+
+if TYPE_CHECKING:
+    import polars as pl
 
 COLUMNS = ("split", "original_tokens", "tokens", "trained_tokens", "messages_removed", "exchanges_removed",
            "reasoning_removed", "tokens_cut", "trained_removed", "exchanges_trained", "reasoning_trained",
@@ -69,7 +71,7 @@ class MeasuredExamples:
     trained_removed: int
     stages: NDArray[np.int64]
     trained_shares: NDArray[np.int64]
-    domains: pl.DataFrame
+    domains: "pl.DataFrame"
 
     def list_splits(self) -> list[str]:
         """Return the splits that have examples, by name."""
@@ -104,6 +106,8 @@ def measure_files(store: Store, files: Sequence[File], *, rows_at_once: int = ME
 
 
 def _join(parts: Sequence[MeasuredExamples]) -> MeasuredExamples:
+    import polars as pl
+
     nothing = np.empty(0, np.int32)
     return MeasuredExamples(
         np.concatenate([nothing, *(part.original for part in parts)]),
@@ -120,6 +124,8 @@ def _join(parts: Sequence[MeasuredExamples]) -> MeasuredExamples:
 
 
 def _measure(columns: pa.Table) -> MeasuredExamples:
+    import polars as pl
+
     original, tokens, trained = (_read_ints(columns, name) for name in ("original_tokens", "tokens", "trained_tokens"))
     removed, trained_removed = original - tokens, _read_ints(columns, "trained_removed")
     shares = trained / np.maximum(tokens, 1)
@@ -303,6 +309,8 @@ def _make_sequence_counter(context: StageContext) -> Any:
 
 def _tabulate_domains(measured: MeasuredExamples) -> dict[str, DisplayTable]:
     """Tabulate what truncation removed per domain, most first; nothing if no row has a domain."""
+    import polars as pl
+
     if not len(measured.domains) or measured.domains["domain"].null_count() == len(measured.domains):
         return {}
     share = (pl.col("tokens_removed") / pl.col("original_tokens")).round(6).alias("share_removed")

@@ -11,10 +11,9 @@ hashes of a block are kept: the next build hashes new parts only.
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from rowmill.core.arrays import compute_offsets
@@ -38,6 +37,9 @@ from rowmill.schema.manifest import Part
 from rowmill.schema.row_counts import RowCounts
 from rowmill.schema.rows import Rejected
 from rowmill.stages.base import StageContext
+
+if TYPE_CHECKING:
+    import polars as pl
 
 BLOCK_ROWS = 1 << 22
 """Rows of a block, of which a task holds the hashes and ids: some 64 bytes each."""
@@ -113,6 +115,8 @@ class BucketLines(PartInputs):
 @part_function(version=1)
 def find_bucket_repeats(inputs: BucketLines, place: PartPlace) -> PartResult:
     """Write the rows of a bucket that equal an earlier one, in a file per block."""
+    import polars as pl
+
     tables = [cast("pl.DataFrame", pl.from_arrow(place.store.table(block.lines))) for block in inputs.blocks]
     blocks = [table.with_columns(block=pl.lit(one.block)) for table, one in zip(tables, inputs.blocks, strict=True)]
     repeats = match_repeats(pl.concat(blocks))
@@ -123,7 +127,7 @@ def find_bucket_repeats(inputs: BucketLines, place: PartPlace) -> PartResult:
     return PartResult(files)
 
 
-def match_repeats(lines: pl.DataFrame) -> pl.DataFrame:
+def match_repeats(lines: "pl.DataFrame") -> "pl.DataFrame":
     """Return the lines whose hash occurred before, in their order, and as `original` the first line's row id."""
     is_first = lines["hash"].is_first_distinct()
     originals = lines.filter(is_first).select("hash", original="row_id")

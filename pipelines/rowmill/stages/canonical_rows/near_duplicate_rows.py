@@ -15,10 +15,9 @@ process.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -57,6 +56,9 @@ from rowmill.similarity.words import HashedTexts, hash_words, join_texts
 from rowmill.stages.base import StageContext
 from rowmill.stages.canonical_rows.contaminated_rows import RowSearch
 from rowmill.stages.canonical_rows.row_texts import SHOWN_ROWS, TextSource, shorten_text
+
+if TYPE_CHECKING:
+    import polars as pl
 
 BLOCK_LINES = 1 << 22
 """Lines of a block, some 64 MB."""
@@ -102,8 +104,10 @@ def collect_groups(context: StageContext, signed: Sequence[Part], starts: Ints) 
     return np.concatenate(groups), np.concatenate(rows)
 
 
-def _read_band_lines(store: Store, bands: Sequence[File], starts: Sequence[int]) -> pl.DataFrame:
+def _read_band_lines(store: Store, bands: Sequence[File], starts: Sequence[int]) -> "pl.DataFrame":
     """Return the lines of some parts, their rows counted from the parts' `starts`."""
+    import polars as pl
+
     tables = (cast("pl.DataFrame", pl.from_arrow(store.table(file, ("key", "row")))) for file in bands)
     return pl.concat(table.with_columns(pl.col("row") + start) for table, start in zip(tables, starts, strict=True))
 
@@ -140,6 +144,8 @@ class BucketBands(PartInputs):
 @part_function(version=1)
 def compare_band_bucket(inputs: BucketBands, place: PartPlace) -> PartResult:
     """Write the rows of a bucket that share a key with another."""
+    import polars as pl
+
     lines = _read_band_lines(place.store, inputs.lines, inputs.starts)
     shared = lines.filter(pl.col("key").is_duplicated()).sort("key", maintain_order=True)
     groups, rows = shared["key"].rle_id().cast(pl.Int64).to_numpy(), shared["row"].to_numpy()
@@ -157,6 +163,8 @@ NEAR_DUPLICATE_SCHEMA = make_required_schema(
 
 def remove_near_duplicates(context: StageContext, parts: list[Part]) -> RowSearch | None:
     """Compare the rows of all parts, and rewrite the parts of those that go; None if the dataset asks for nothing."""
+    import polars as pl
+
     options = context.dataset.filters.near_duplicates
     if options is None:
         return None
@@ -277,8 +285,10 @@ def _find_removed(context: StageContext, signed: Sequence[Part], starts: Ints, t
     return Removed(rows[in_order], kept[in_order], found.similarity[in_order])
 
 
-def _name_rows(context: StageContext, parts: Sequence[Part], removed: Removed) -> pl.DataFrame:
+def _name_rows(context: StageContext, parts: Sequence[Part], removed: Removed) -> "pl.DataFrame":
     """Return a line per row that goes, in their order: `row`, `kept`, `similarity`, `row_id` and `kept_row_id`."""
+    import polars as pl
+
     rows = {"row": removed.rows, "kept": removed.kept, "similarity": removed.similarity}
     lines = pl.DataFrame(rows, {"row": pl.Int64, "kept": pl.Int64, "similarity": pl.Float64})
     if not len(lines):
@@ -291,9 +301,11 @@ def _name_rows(context: StageContext, parts: Sequence[Part], removed: Removed) -
 
 
 def _tabulate_pairs(
-    context: StageContext, parts: Sequence[Part], named: pl.DataFrame, starts: Ints
+    context: StageContext, parts: Sequence[Part], named: "pl.DataFrame", starts: Ints
 ) -> dict[str, DisplayTable]:
     """Tabulate rows that go beside those that stay; the least similar first, which are the ones to look at."""
+    import polars as pl
+
     shown = named.sort("similarity", "row").head(SHOWN_ROWS)
     if not len(shown):
         return {}

@@ -13,10 +13,9 @@ distinct value of a part; memory holds one code per row and one line per group.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from rowmill import sources
@@ -49,6 +48,9 @@ from rowmill.stages.canonical_rows import (
 from rowmill.stages.canonical_rows.contaminated_rows import ScannedBenchmark
 from rowmill.stats.tables import StatsInputs, count_rows_of
 from rowmill.tokenization.stored_tokenizers import identify_tokenizer, open_recipe_tokenizer
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _Decisions = tuple[NDArray[np.int8], dict[int, Rejected]]
 """A part's decisions: the code of each row's split, -1 if rejected, and the rejects."""
@@ -97,6 +99,8 @@ def _reconcile_groups(
     context: StageContext, parts: Sequence[Part], decided: list[_Decisions], *, later: bool
 ) -> list[_Decisions]:
     """Move each group to its latest split, or reject the rows of groups in several splits."""
+    import polars as pl
+
     names = [context.store.table(part.files["rows"], ["group_key"]).column(0).to_pylist() for part in parts]
     schema = {"group": pl.String, "code": pl.Int8}
     frames = [
@@ -172,6 +176,8 @@ def make_canonical_rows(
     context: StageContext, benchmarks: tuple[ScannedBenchmark, ...], selection: left_out_rows.Selection | None = None
 ) -> StageOutput:
     """Make the rows of all parts, and drop what is left out by hand, duplicates and what other filters remove."""
+    import polars as pl
+
     part_groups = load_part_groups(context.input(RAW_DATASET))
     scanned = [part for group in part_groups for part in group]
     if context.dataset.splits.time_key is not None and any(part.split_hint in HELD_OUT for part in scanned):
@@ -261,7 +267,9 @@ def _limit_groups(context: StageContext, groups: Sequence[sources.PartGroup]) ->
     return taken
 
 
-def _build_rows_output(context: StageContext, counts: CountSet, final: list[Part], groups: pl.DataFrame) -> StageOutput:
+def _build_rows_output(
+    context: StageContext, counts: CountSet, final: list[Part], groups: "pl.DataFrame"
+) -> StageOutput:
     rows, messages, unread = counts.get(RowCounts), counts.get(MessageCounts), counts.get(UnreadCounts)
     samples, boundaries = rows.samples_of_rejects, counts.get(TimeSplitCounts).boundaries
     rejects = (

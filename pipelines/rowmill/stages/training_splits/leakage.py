@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
+from typing import TYPE_CHECKING
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from rowmill.core.arrays import find_distinct
@@ -43,6 +43,9 @@ from rowmill.shards import native
 from rowmill.shards.native import read_unpadded
 from rowmill.stages.base import StageContext
 from rowmill.stages.inputs import load_origin
+
+if TYPE_CHECKING:
+    import polars as pl
 
 NEAR_ROWS_VERSION = 1
 """Increase it when different rows of a table may count as near duplicates."""
@@ -107,6 +110,8 @@ class LeakReport:
 
 def find_leaks(context: StageContext, packed: Mapping[str, Manifest]) -> LeakReport:
     """Count every kind of leak between the splits of all datasets."""
+    import polars as pl
+
     leaks = LeakReport()
     sources = {name: _LeakSource.of(context, shards) for name, shards in packed.items()}
     frames = [frame for source in sources.values() if (frame := source.rows(context.store)) is not None]
@@ -164,7 +169,9 @@ class _LeakSource:
         tokenized = load_origin(context, packed, TOKENIZED_EXAMPLES)
         return cls(load_origin(context, tokenized, CANONICAL_ROWS), packed.files("moved"))
 
-    def rows(self, store: Store) -> pl.LazyFrame | None:
+    def rows(self, store: Store) -> "pl.LazyFrame | None":
+        import polars as pl
+
         files = self.canonical.files("rows")
         if not files:
             return None
@@ -183,19 +190,23 @@ def list_joint_datasets(recipe: Recipe) -> list[str]:
     return [name for name, dataset in recipe.datasets.items() if dataset.joins_rows]
 
 
-def _find_split_overlaps(rows: pl.LazyFrame, held: pl.LazyFrame, key: list[str]) -> tuple[int, list[str]]:
+def _find_split_overlaps(rows: "pl.LazyFrame", held: "pl.LazyFrame", key: list[str]) -> tuple[int, list[str]]:
     """Return how many keys have rows in more than one split, and rows of the first; only keys outside train can."""
+    import polars as pl
+
     named = held.filter(pl.col(key[-1]).is_not_null()).select(key).unique()
     splits = rows.select([*key, "split"]).join(named, on=key, how="semi").group_by(key).agg(pl.col("split").n_unique())
     leaked = splits.filter(pl.col("split") > 1).select(key).collect(engine="streaming")
     return len(leaked), _list_leaked_rows(held, leaked, key)
 
 
-def _count_lazy_rows(rows: pl.LazyFrame) -> int:
+def _count_lazy_rows(rows: "pl.LazyFrame") -> int:
+    import polars as pl
+
     return int(rows.select(pl.len()).collect(engine="streaming").item())
 
 
-def _list_leaked_rows(held: pl.LazyFrame, leaked: pl.DataFrame, key: list[str]) -> list[str]:
+def _list_leaked_rows(held: "pl.LazyFrame", leaked: "pl.DataFrame", key: list[str]) -> list[str]:
     """Return at most ten held-out rows, of the first keys that leaked."""
     if leaked.is_empty():
         return []

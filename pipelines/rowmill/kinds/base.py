@@ -123,6 +123,21 @@ class TokenOptions:
     """Whether the end-of-text token ends a row."""
 
 
+class RecipeNumbers(Protocol):
+    """What kinds read of a recipe to say what decides their rows and examples; only what they read is in it."""
+
+    @property
+    def seed(self) -> int:
+        """What everything random is drawn from."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Ids that the model has; None: those of the tokenizer."""
+
+    def limit_of(self, dataset: str) -> int:
+        """Return the most tokens of a dataset's example, or of one of its sides."""
+
+
 class DatasetKind(Config):
     """Base class of all kinds: a subclass has a field `kind` with its name and overrides what differs."""
 
@@ -325,21 +340,16 @@ class DatasetKind(Config):
 
     # ── What only some kinds decide: those whose rows depend on one another are in `joint_rows.py` ──
 
-    def identify_rows(self, options: "DatasetOptions", limit: int) -> dict[str, Any] | None:
-        """Return what decides rows (`rows`), and what only facts about them; None: what decides those of any kind.
-
-        `limit` is the most tokens of an example.
-        """
+    def identify_rows(self, recipe: RecipeNumbers, name: str, options: "DatasetOptions") -> dict[str, Any] | None:
+        """Return what decides a dataset's rows (`rows`), and what only facts about them; None: as those of any kind."""
         return None
 
     def list_comparisons(self) -> Mapping[str, RowComparison]:
         """Return the comparisons with published rows by the name of the check that makes them."""
         return {}
 
-    def identify_examples(
-        self, options: "DatasetOptions", limit: int, seed: int, vocab_size: int | None
-    ) -> dict[str, Any] | None:
-        """Return what decides examples, given the most tokens of one; None: what decides those of any kind."""
+    def identify_examples(self, recipe: RecipeNumbers, name: str, options: "DatasetOptions") -> dict[str, Any] | None:
+        """Return what decides a dataset's examples; None: what decides those of any kind."""
         return None
 
     def reads_tokenizer_name(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from rowmill.kinds.base import DatasetKind, DatasetOptions
+from rowmill.kinds.base import DatasetKind, DatasetOptions, RecipeNumbers
 from rowmill.schema.generated_counts import SpanCounts
 from rowmill.schema.manifest import DisplayTable, Manifest, Part
 from rowmill.sources import FileScan
@@ -137,8 +137,8 @@ class JointKind(DatasetKind, ABC):
     # ── rows ──
 
     @abstractmethod
-    def identify_rows(self, options: DatasetOptions, limit: int) -> dict[str, Any]:
-        """Return what decides rows (`rows`), and what only facts about them; `limit`: the most tokens of an example."""
+    def identify_rows(self, recipe: RecipeNumbers, name: str, options: DatasetOptions) -> dict[str, Any]:
+        """Return what decides a dataset's rows (`rows`), and what only facts about them."""
 
     @abstractmethod
     def make_rows(self, context: "KindContext", taken: TakenGroup, digest: str) -> "tuple[MappedParts, Any]":
@@ -159,10 +159,8 @@ class JointKind(DatasetKind, ABC):
     # ── examples ──
 
     @abstractmethod
-    def identify_examples(
-        self, options: DatasetOptions, limit: int, seed: int, vocab_size: int | None
-    ) -> dict[str, Any]:
-        """Return what decides examples, given the most tokens of one, the seed, and the vocabulary's size."""
+    def identify_examples(self, recipe: RecipeNumbers, name: str, options: DatasetOptions) -> dict[str, Any]:
+        """Return what decides a dataset's examples."""
 
     @abstractmethod
     def make_examples(self, context: "KindContext", tokenizer: LoadedTokenizer, path: str) -> "StageOutput":

@@ -610,8 +610,10 @@ class Recipe(Config):
     def limit_of(self, dataset: str) -> int:
         """Return the maximum number of tokens of a dataset's examples; of a pair's, that of each side."""
         chosen = self.datasets[dataset]
-        limit = chosen.format.get_length_limit(chosen)[1]
-        return limit or limit_sides(self.seq_len, chosen.format.count_sides(), self.segment_multiple_of)
+        if limit := chosen.format.get_length_limit(chosen)[1]:
+            return limit
+        sides = chosen.format.count_sides()
+        return limit_sides(self.seq_len, sides, self.segment_multiple_of if sides > 1 else 1)
 
 
 def load_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:

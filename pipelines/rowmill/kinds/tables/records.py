@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rowmill.core.config import validate_options
 from rowmill.core.stage_names import GENERATED_SERIES, PARSED_RECORDS
-from rowmill.kinds.base import DatasetOptions, RowComparison
+from rowmill.kinds.base import DatasetOptions, RecipeNumbers, RowComparison
 from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan, JointKind, NearRows, ParsedFiles
 from rowmill.kinds.tables.options import RecordOptions
 from rowmill.kinds.tables.table_contract import TableContract
@@ -38,11 +38,11 @@ class Records(RecordOptions, JointKind):
 
     # ── rows ──
 
-    def identify_rows(self, options: DatasetOptions, limit: int) -> dict[str, Any]:
+    def identify_rows(self, recipe: RecipeNumbers, name: str, options: DatasetOptions) -> dict[str, Any]:
         """Return the options that decide rows, and separately those of the advice on groups."""
         from rowmill.kinds.tables import table_rows
 
-        return table_rows.identify_rows(options, limit)
+        return table_rows.identify_rows(options, recipe.limit_of(name))
 
     def make_rows(self, context: "KindContext", taken: TakenGroup, digest: str) -> "tuple[MappedParts, ObservedTable]":
         """Observe all parts, decide schema and sort key, and make the rows of all parts."""
@@ -70,13 +70,11 @@ class Records(RecordOptions, JointKind):
 
     # ── examples ──
 
-    def identify_examples(
-        self, options: DatasetOptions, limit: int, seed: int, vocab_size: int | None
-    ) -> dict[str, Any]:
+    def identify_examples(self, recipe: RecipeNumbers, name: str, options: DatasetOptions) -> dict[str, Any]:
         """Return the options that decide which records form which example."""
         from rowmill.kinds.tables import table_examples
 
-        return table_examples.identify_examples(options, limit, seed, vocab_size)
+        return table_examples.identify_examples(options, recipe.limit_of(name), recipe.seed, recipe.vocab_size)
 
     def reads_tokenizer_name(self) -> bool:
         """Return whether the style of prompts depends on the tokenizer's name."""

@@ -135,7 +135,7 @@ def identify_canonical_rows(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options and versions that decide rows (`rows`), and those that decide only facts about them."""
     dataset = recipe.datasets[name]
     leave_out = list(dataset.filters.leave_out)
-    own = dataset.format.identify_rows(dataset, recipe.limit_of(name))
+    own = dataset.format.identify_rows(recipe, name, dataset)
     if own is not None:
         return {"versions": [VERSION], **own, "leave_out": leave_out}
     groups = ("format", "reasoning", "tools", "filters", "splits")

@@ -114,7 +114,7 @@ def build_renderer_spec(dataset: Dataset, base: Path, tokenizer: LoadedTokenizer
 def identify_tokenized_examples(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide examples; a tokenizer folder is identified by its files, not its path."""
     dataset = recipe.datasets[name]
-    identity = dataset.format.identify_examples(dataset, recipe.limit_of(name), recipe.seed, recipe.vocab_size)
+    identity = dataset.format.identify_examples(recipe, name, dataset)
     if identity is None:
         groups = ("format", "template", "loss", "truncation", "reasoning", "tools")
         identity = {

@@ -483,3 +483,15 @@ def test_two_closed_gates_are_one_error(workspace: Workspace) -> None:
     workspace.write("tasks.jsonl", [{"nothing": 1}, *map(pair, range(9))])
     with pytest.raises(GateError, match=r"(?s)unknown_roles.*tasks/canonical_rows: rejects"):
         with_wizards(workspace, rejects={"at_most": 0.05}).build()
+
+
+def test_trial_has_the_outputs_of_a_build_and_no_statistics(first: Built) -> None:
+    project = first.project
+    with runner.open_trial(project) as trial:
+        made = runner.run_stages(project, trial, "tasks", catalog.find_stage("packed_shards"))
+        folders = trial.store.list("")
+
+    assert {key[-1]: one.version for key, one in made.items()} == {
+        stage: first.manifest("tasks", stage).version for stage in BEFORE_THE_ORDER
+    }
+    assert folders == [project.recipe.name, "tokenizers"]

@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from rowmill.core.caches import CLOCK_TICK_NS, LARGEST_FILE_BYTES, read_unchanged
+from rowmill.core.caches import CLOCK_TICK_NS, LARGEST_FILE_BYTES, parse_once, read_unchanged
 
 READ: list[bytes] = []
 
@@ -89,6 +89,14 @@ def test_two_readers_of_a_file_get_what_each_made_of_it(tmp_path: Path) -> None:
     write_earlier(path, b"{}")
 
     assert (read_unchanged(str(path), note), read_unchanged(str(path), len)) == ([b"{}"], 2)
+
+
+def test_equal_bytes_are_parsed_once_by_each_function() -> None:
+    first = parse_once(b"{equal}", note)
+
+    assert parse_once(bytes(bytearray(b"{equal}")), note) is first
+    assert (parse_once(b"{equal}", len), parse_once(b"{other}", note)) == (7, [b"{other}"])
+    assert READ == [b"{equal}", b"{other}"]
 
 
 def test_large_file_is_read_each_time(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ CLOCK_TICK_NS: Final = 20_000_000
 
 _FileFacts = tuple[int, int, int, int, int]
 _FILES = RecentValues[tuple[str, _FileFacts, Hashable], tuple[Any, int]](KEPT_BYTES, lambda entry: entry[1])
+_CONTENTS = RecentValues[tuple[bytes, Hashable], tuple[Any, int]](KEPT_BYTES, lambda entry: entry[1])
 
 
 def read_unchanged(path: str, parse: Callable[[bytes], ValueT]) -> ValueT:
@@ -86,6 +87,16 @@ def read_unchanged(path: str, parse: Callable[[bytes], ValueT]) -> ValueT:
             continue
 
 
+def parse_once(content: bytes, parse: Callable[[bytes], ValueT]) -> ValueT:
+    """Return what a function makes of a small file's bytes, or made of equal ones before, as `read_unchanged` does.
+
+    For files of a storage that has no inodes, and whose bytes are at hand.
+    """
+    if len(content) > LARGEST_FILE_BYTES:
+        return parse(content)
+    return _CONTENTS.get((content, parse), lambda: _parse_and_weigh(content, parse))[0]
+
+
 class _ReplacedError(Exception):
     """The file was replaced after it was looked at."""
 
@@ -95,6 +106,10 @@ def _read_as_described(path: str, facts: _FileFacts, parse: Callable[[bytes], Va
         if _describe_file(os.fstat(handle.fileno())) != facts:
             raise _ReplacedError
         content = handle.read()
+    return _parse_and_weigh(content, parse)
+
+
+def _parse_and_weigh(content: bytes, parse: Callable[[bytes], ValueT]) -> tuple[ValueT, int]:
     return parse(content), len(content) * (1 if content.startswith(b"{") else 10)
 
 

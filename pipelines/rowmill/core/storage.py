@@ -160,13 +160,13 @@ class Store:
         return known
 
     def recall(self, relative: str, parse: Callable[[bytes], ResultT]) -> ResultT:
-        """Return what a function makes of a whole small file, or made of it before if the file is local and the same.
+        """Return what a function makes of a whole small file, or made of it before if the file is the same.
 
         Callers share the value and must not change it; see `read_unchanged`.
         """
         if self.is_local:
             return caches.read_unchanged(self.path(relative), parse)
-        return parse(self.read(relative))
+        return caches.parse_once(self.read(relative), parse)
 
     def prefetch(self, paths: Iterable[str]) -> None:
         """Read small files of an index at once, as far as they exist, so that `read` has them."""

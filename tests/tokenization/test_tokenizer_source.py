@@ -20,7 +20,7 @@ from rowmill.cli import main
 from rowmill.core.errors import ConfigError, IntegrityError, UnreachableError
 from rowmill.recipe.recipe import json_schema
 from rowmill.schema import manifest
-from rowmill.tokenization import tokenizer_source
+from rowmill.tokenization import stored_tokenizers, tokenizer_source
 from tests.support.recipes import (
     PAIR,
     TO_EXAMPLES,
@@ -258,6 +258,8 @@ def _oid(content: bytes) -> str:
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """Serve a hub on this machine; `huggingface_hub` uses it and a cache of its own."""
     made = Hub()
+    # A tokenizer that another test opened is not fetched.
+    monkeypatch.setattr(stored_tokenizers, "_ENCODERS", {})
     handler = type("Handler", (_Handler,), {"hub": made})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
         thread = Thread(target=http.serve_forever, daemon=True)

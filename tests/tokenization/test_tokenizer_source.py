@@ -140,7 +140,9 @@ def test_model_files_are_not_part_of_the_tokenizer_and_other_cards_keep_shards_a
 
     other_tokenizer(tmp_path / "tokenizer")
     workspace.build(only=["tokenized_examples", "truncation_stats", "packed_shards"], datasets={"chats"})
-    with pytest.raises(IntegrityError, match=r"tokenized with 2 tokenizers \(chats with \w+; tasks with \w+\)"):
+    with pytest.raises(
+        IntegrityError, match=r"packed with 2 tokenizers \(chats with tokenizer \w+; tasks with tokenizer \w+\)"
+    ):
         workspace.build(only=["training_splits"])
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from itertools import compress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -102,15 +103,27 @@ LEFT_OUT = make_required_schema(
 """One line per example that is not whole in the sequences: `tokens` of its `of_tokens` are in none."""
 
 
+class GroupMode(StrEnum):
+    """What a group packs."""
+
+    ALL = "all"
+    """All of its examples."""
+    SET_ASIDE = "set_aside"
+    """All but those of validation, which go to the file `held`: a number of the dataset's sequences is held out."""
+    HELD_OUT = "held_out"
+    """What the other groups set aside, by a plan of all of it."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PackGroupInputs(PartInputs):
     """A group to pack: the files of its examples, the first `own` of which are its own.
 
     The others are those of the following parts from which its last sequences take tokens (`stretches`, if documents are
-    joined). `splits` int8[N] replaces the examples' splits if a number of validation sequences is held out: validation
-    is then set aside in the file `held`. `planned` is the plan of those, if this is the group that packs them.
+    joined). In the modes `SET_ASIDE` and `HELD_OUT`, `splits` int8[N] replaces the examples' splits. `planned` is the
+    plan of `HELD_OUT`.
     """
 
+    mode: GroupMode
     options: Mapping[str, Any]
     """Everything in the recipe that decides shards, and their card."""
     dataset: str
@@ -553,7 +566,7 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
             row_ids = [name.rsplit("#", 1)[0] for name in names]
             table = pa.table([names, row_ids, *columns, lengths.tokens[numbers]], schema=LEFT_OUT)
             files["left_out"] = place.write("left_out", table)
-        if inputs.splits is not None and inputs.planned is None:
+        if inputs.mode is GroupMode.SET_ASIDE:
             held_out = np.flatnonzero(lengths.splits[:own_examples] == VALIDATION_CODE)
             if len(held_out):
                 files["held"] = place.write("held", tokens.take(held_out, lengths.trained))
@@ -571,7 +584,7 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
     splits = lengths.splits[:own_examples]
     # What is set aside is counted by the group that packs it.
     entered = splits != SURPLUS_CODE
-    if inputs.splits is not None and inputs.planned is None:
+    if inputs.mode is GroupMode.SET_ASIDE:
         entered &= splits != VALIDATION_CODE
     tails = sum(min(int(lengths.trained[one.number]), one.tokens) for one in left if one.state == "tail")
     counted = entered | (splits == SURPLUS_CODE)
@@ -633,11 +646,12 @@ def _count_shard_sequences(inputs: PackGroupInputs, plan: SequencePlan) -> int:
 
 
 def _plan_group(inputs: PackGroupInputs, lengths: ExampleLengths, own: int, tokens: GroupTokens) -> list[SplitPlan]:
-    if inputs.planned is not None:
+    if inputs.mode is GroupMode.HELD_OUT:
+        assert inputs.planned is not None
         return [inputs.planned]
     plans: list[SplitPlan] = []
     for code, split in enumerate(SPLITS):
-        if code == VALIDATION_CODE and inputs.splits is not None:
+        if code == VALIDATION_CODE and inputs.mode is GroupMode.SET_ASIDE:
             continue
         numbers = np.flatnonzero(lengths.splits == code)
         if not len(numbers) or numbers[0] >= own:

@@ -46,7 +46,7 @@ from rowmill.sources import SourcePart
 from rowmill.stages import inputs
 from rowmill.stages.base import ComparedNumber, PreparedStage, StageContext, StageDeclaration
 from rowmill.stages.inputs import list_example_sources
-from rowmill.stages.packed_shards.pack_group import PackGroupInputs, pack_group
+from rowmill.stages.packed_shards.pack_group import GroupMode, PackGroupInputs, pack_group
 from rowmill.stages.packed_shards.split_plans import (
     HeldOutValidation,
     PackingRules,
@@ -130,6 +130,7 @@ def plan_groups(context: StageContext, held: HeldOutValidation | None) -> list[P
         groups.append(
             PackGroupInputs(
                 **_get_common_inputs(context, [part.file for part in taken]),
+                mode=GroupMode.SET_ASIDE if splits else GroupMode.ALL,
                 files=tuple(part.file for part in taken),
                 own=end - first,
                 tokens=sum(part.counts.tokens for part in taken),
@@ -155,6 +156,7 @@ def plan_held_group(context: StageContext, held: HeldOutValidation, parts: Seque
     return [
         PackGroupInputs(
             **_get_common_inputs(context, files),
+            mode=GroupMode.HELD_OUT,
             files=tuple(files),
             own=len(files),
             tokens=int(held.tokens[held.splits == code].sum()),

@@ -52,7 +52,7 @@ from rowmill.schema import ledger
 from rowmill.schema.rows import RowKind
 from rowmill.sources.encodings import CODECS
 from rowmill.sources.files import FORMATS_BY_SUFFIX
-from rowmill.sources.options import Limits, RecordLimits
+from rowmill.sources.options import Limits
 from rowmill.stats import views
 from rowmill.stats.views import list_view_names, query_views
 from rowmill.tokenization.tokenizer_source import TokenizerChoice
@@ -93,8 +93,7 @@ TITLES: dict[type[Config], str] = {
     OpenAIBackend: "Records: `generation.backend`, `kind: openai`",
     Teacher: "`datasets.<name>.teacher`",
     TokenField: "Tokens: `token_fields.<name>`",
-    Limits: "Limits of files",
-    RecordLimits: "Limits of records",
+    Limits: "Limits of records",
     Mixture: "`mixture`",
     BlockShuffle: "Block shuffle",
     Partitions: "`partitions`",
@@ -291,8 +290,7 @@ def _render_source_section() -> Iterator[str]:
     )
     for model in list_kinds(sources.Source):
         yield from (*_render_section(model, level=3, title=_kind_title(model)), "")
-    for model in (Limits, RecordLimits):
-        yield from (*_render_section(model, level=3), "")
+    yield from (*_render_section(Limits, level=3), "")
     suffixes = ", ".join(f"`{suffix}`" for suffix in FORMATS_BY_SUFFIX)
     yield (
         f"Files are read by their suffix: {suffixes}, each also with {_join_names(codec for codec in CODECS if codec)}."

@@ -32,7 +32,6 @@ import pyarrow.parquet as pq
 
 from rowmill.core.errors import SchemaError, SourceError
 from rowmill.core.own_process import let_pandas_in
-from rowmill.sources.options import require_columns, require_expansion
 from rowmill.sources.parts import (
     FileFormat,
     FileScan,
@@ -66,11 +65,6 @@ def _open_arrow(content: BinaryIO, url: str, file: SourceFile) -> tuple[pa.Schem
 
 def _open_parquet(content: BinaryIO, url: str, file: SourceFile) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     reader = pq.ParquetFile(content, pre_buffer=False)
-    groups = [reader.metadata.row_group(index) for index in range(reader.num_row_groups)]
-    chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
-    size = sum(chunk.total_uncompressed_size for chunk in chunks)
-    size_on_disk = sum(chunk.total_compressed_size for chunk in chunks)
-    require_expansion(url, size, size_on_disk, file.limits.max_expansion)
     return reader.schema_arrow, reader.iter_batches(batch_size=_BATCH_ROWS, use_threads=False)
 
 
@@ -117,7 +111,6 @@ class _TypedFormat(FileFormat):
                 twice = sorted(name for name, count in Counter(schema.names).items() if count > 1)
                 if twice:
                     raise SchemaError(f"{url}: two columns are named {twice[0]!r}; names must differ; rename one")
-                require_columns(url, schema.names, file.limits.max_columns)
                 yield schema, count_rows(batches)
             except SourceError:
                 raise

@@ -26,7 +26,7 @@ from rowmill.core.errors import SchemaError, SourceError
 from rowmill.core.json import Json
 from rowmill.schema.rows import Rejected
 from rowmill.sources.dialect import DELIMITER_LINE, DIALECT_OPTIONS, Dialect, find_dialect
-from rowmill.sources.options import Limits, require_columns
+from rowmill.sources.options import Limits
 from rowmill.sources.parts import (
     FileFormat,
     FileScan,
@@ -160,7 +160,7 @@ def _encode_delimited_rows(stream: BinaryIO, url: str, limits: Limits, dialect: 
     for line in _iterate_lines(stream, url, limits.max_record_bytes, dialect):
         cells = line.cells
         if not header and cells:
-            header, names = _read_header(line, url, limits, dialect)
+            header, names = _read_header(line, url, dialect)
             if dialect.header:
                 continue
         if header and cells:
@@ -192,10 +192,9 @@ def _encode_delimited_rows(stream: BinaryIO, url: str, limits: Limits, dialect: 
             yield _encode_value(line.value)
 
 
-def _read_header(line: _Line, url: str, limits: Limits, dialect: Dialect) -> tuple[list[str], list[str]]:
+def _read_header(line: _Line, url: str, dialect: Dialect) -> tuple[list[str], list[str]]:
     """Return the cells of the header, and the names of the columns that have one; the recipe may give them."""
     header = list(line.cells)
-    require_columns(url, header, limits.max_columns)
     if not dialect.header:
         header = [f"c{number}" for number in range(1, len(header) + 1)]
     try:

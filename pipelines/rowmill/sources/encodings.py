@@ -17,7 +17,6 @@ from typing import BinaryIO, cast
 import zstandard
 
 from rowmill.core.errors import SourceError
-from rowmill.sources.options import EXPANSION_FREE_BYTES, require_expansion
 
 
 class BlockStream(io.RawIOBase):
@@ -76,7 +75,7 @@ CODECS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
 """Decompressor by codec suffix, which follows the format's suffix; the empty suffix is an uncompressed file."""
 
 
-def open_content(raw: BinaryIO, codec: str, url: str, *, max_expansion: int) -> io.BufferedReader:
+def open_content(raw: BinaryIO, codec: str, url: str) -> io.BufferedReader:
     """Return the decompressed content of an opened file as a buffered stream, which owns the file and closes it."""
     content = CODECS[codec](raw)
     # One step of the decoder; `read` would gather more, and lose it if the data is truncated.
@@ -100,8 +99,6 @@ def open_content(raw: BinaryIO, codec: str, url: str, *, max_expansion: int) -> 
                     "a source must be readable to its end; fetch the file again"
                 ) from error
             position += len(block)
-            if codec and position > EXPANSION_FREE_BYTES:
-                require_expansion(url, position, raw.tell(), max_expansion)
             yield block
 
     def close() -> None:

@@ -24,7 +24,7 @@ from rowmill.schema.rows import Split
 from rowmill.sources import arrow_files, delimited, json_files, plain_text, split_names, urls
 from rowmill.sources.dialect import DIALECT_OPTIONS, QUOTE
 from rowmill.sources.encodings import CODECS, open_content, open_utf8
-from rowmill.sources.options import FileOptions, RecordLimits
+from rowmill.sources.options import FileOptions, Limits
 from rowmill.sources.parts import (
     SCAN_VERSION,
     FileFormat,
@@ -248,11 +248,6 @@ def find_files(source: Files, base: Path, *, keeps_non_finite: bool = False) -> 
             f"found no data at {', '.join(misses)} (relative paths start at {base}); a source must not be missing, "
             "since its share would go to the others; correct the URLs or fetch the files"
         )
-    if len(found) > source.limits.max_files:
-        raise SourceError(
-            f"the source has {len(found):,} files; at most {source.limits.max_files:,} are allowed; join them into "
-            "larger ones, narrow the glob, or raise source.limits.max_files"
-        )
     seen: dict[str, str] = {}
     files: list[SourceFile] = []
     for url, hint in found:
@@ -317,7 +312,7 @@ def scan_file(
     return _read_file(file, where, stamp, stager, None)
 
 
-def is_valid_scan(scan: FileScan, stamp: str, limits: RecordLimits, base: Path) -> bool:
+def is_valid_scan(scan: FileScan, stamp: str, limits: Limits, base: Path) -> bool:
     """Return whether an earlier scan is of the same content and limit, and its staged copies are still there."""
     expected = (SCAN_VERSION, stamp, limits.max_record_bytes)
     return (
@@ -337,7 +332,7 @@ def _read_file(
         raw = urls.open_raw(where)
         if file.is_seekable:
             return raw
-        content = open_content(raw, file.codec, where.url, max_expansion=file.limits.max_expansion)
+        content = open_content(raw, file.codec, where.url)
         if not file.format.is_text:
             return content
         stream, encoding = open_utf8(content, where.url, file.options.encoding)

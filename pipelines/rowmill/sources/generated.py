@@ -19,7 +19,7 @@ from rowmill.schema import manifest
 from rowmill.schema.manifest import Manifest
 from rowmill.schema.recipe_summary import RecipeSummary
 from rowmill.sources.files import ContentStager, is_valid_scan, stage_parts
-from rowmill.sources.options import RecordLimits
+from rowmill.sources.options import Limits
 from rowmill.sources.parts import FileScan, cut_rows, number_equal_parts
 
 GenerationStage = Literal["parsed_records", "generated_series"]
@@ -38,7 +38,7 @@ class GeneratedSource(Config):
     stage: GenerationStage | None = None
     """Which of the two stages is read; null: the one that is built."""
 
-    limits: RecordLimits = RecordLimits()
+    limits: Limits = Limits()
     """Limits on the size of a record."""
 
     license: str | None = Field(default=None, min_length=1)

@@ -20,7 +20,7 @@ from rowmill.schema.rows import Split
 from rowmill.sources import urls
 from rowmill.sources.arrow_files import encode_batch
 from rowmill.sources.files import AssetKeys, ContentStager, is_valid_scan, stage_parts
-from rowmill.sources.options import RecordLimits
+from rowmill.sources.options import Limits
 from rowmill.sources.parts import FileScan, assign_split_hint, cut_rows
 
 _BATCH_ROWS = 256
@@ -56,7 +56,7 @@ class HuggingFaceSource(Config):
     streaming: bool = Field(default=True, validation_alias=AliasChoices("streaming", "stream"))
     """Read without first copying the dataset to the local cache. Does not change the bytes."""
 
-    limits: RecordLimits = RecordLimits()
+    limits: Limits = Limits()
     """Limits on the size of a record."""
 
     license: str | None = Field(default=None, min_length=1)

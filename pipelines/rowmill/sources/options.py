@@ -1,24 +1,18 @@
-"""How the content of a source's files is read: the options that formats take, and the limits on size.
+"""How the content of a source's files is read: the options that formats take, and the limits of a record.
 
-A record that is too long, or has too long a run, is rejected, and its neighbours are kept; every other excess stops the
-build, because it is a mistake or an attack and would fill a disk before a check could see it. The default limits are
-far above real data.
+A record that is too long, or has too long a run, is rejected, and its neighbours are kept. The default limits are far
+above real data.
 """
 
 import codecs
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 from rowmill.core.config import Config
-from rowmill.core.errors import SchemaError, SourceError
-
-EXPANSION_FREE_BYTES = 256 << 20
-"""Content that any compressed file may have: short files of equal rows compress a thousandfold."""
 
 
-class RecordLimits(Config):
+class Limits(Config):
     """Limits of one record."""
 
     max_record_bytes: int = Field(default=64 << 20, ge=1024)
@@ -29,38 +23,6 @@ class RecordLimits(Config):
     """Characters of a text without a border: letters and digits only, white space only, or signs only. A row with a
     longer run is rejected as `too_long_run`, since its tokens would take minutes; real text has at most some
     thousands. Raise it for long sequences without borders, such as those of genes."""
-
-
-class Limits(RecordLimits):
-    """Limits of one record, one file and one source."""
-
-    max_expansion: int = Field(default=200, ge=2)
-    """Bytes of content per byte of a compressed or Parquet file, past the first 256 MiB of content; real text has 3 to
-    20. A file that expands more stops the build."""
-
-    max_columns: int = Field(default=10_000, ge=1)
-    """Columns of a CSV, TSV or Parquet file; more stop the build."""
-
-    max_files: int = Field(default=100_000, ge=1)
-    """Files of a source; more stop the build."""
-
-
-def require_expansion(url: str, content: int, size: int, limit: int) -> None:
-    """Refuse a file of `size` bytes whose content is at least `content` bytes, if that is too much."""
-    if content > EXPANSION_FREE_BYTES and content > size * limit:
-        raise SourceError(
-            f"{url}: expands to more than {limit} times its size ({size:,} bytes to over {content:,}); at most {limit} "
-            "times are allowed, which text never reaches; check the file, or raise source.limits.max_expansion"
-        )
-
-
-def require_columns(url: str, names: Sequence[str], limit: int) -> None:
-    """Refuse a table of too many columns."""
-    if len(names) > limit:
-        raise SchemaError(
-            f"{url}: has {len(names):,} columns; at most {limit:,} are allowed; check the delimiter, or raise "
-            "source.limits.max_columns"
-        )
 
 
 SampleBy = Literal["line", "paragraph", "document"]
@@ -129,4 +91,4 @@ class FileOptions(Config):
     """Names of all columns of CSV and TSV files, in place of the header's; null: the header's."""
 
     limits: Limits = Limits()
-    """Limits on the size of a record, a file and the source."""
+    """Limits on the size of a record."""

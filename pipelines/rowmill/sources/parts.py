@@ -333,7 +333,7 @@ class SourceFile:
 
     @property
     def limits(self) -> Limits:
-        """Limits of its records, of the file, and of the source."""
+        """Limits of its records."""
         return self.options.limits
 
     @property

@@ -38,7 +38,6 @@ from rowmill.schema.rows import Rejected
 from rowmill.sources import urls
 from rowmill.sources.encodings import open_content, open_utf8
 from rowmill.sources.files import find_codec, find_file_format, scan_file
-from rowmill.sources.options import Limits
 from rowmill.sources.parts import BLANKS, BOM, FileFormat, FileScan, SourceFile, SourcePart, explain_too_long
 
 DEPTH_LIMIT = 64
@@ -114,7 +113,7 @@ def find_part_line(part: SourcePart, scan: FileScan, base: Path, row: int) -> in
         if not file_format.is_text:
             return None
         where, codec = urls.locate_url(part.url, base), find_codec(part.url)
-        with open_content(urls.open_raw(where), codec, where.url, max_expansion=Limits().max_expansion) as content:
+        with open_content(urls.open_raw(where), codec, where.url) as content:
             stream, _ = open_utf8(content, where.url, scan.encoding)
             return file_format.find_line(stream, scan, part.first_record - 1 + row)
     except (SourceError, IntegrityError, OSError):

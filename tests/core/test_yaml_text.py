@@ -1,8 +1,7 @@
-"""YAML within bounds: which syntax a recipe may use, and that none takes unbounded time or memory."""
+"""Which YAML a recipe may hold, and which values it gives."""
 
 import random
 import string
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.core import config
-from rowmill.core.config import DEPTH_LIMIT, SIZE_LIMIT, parse_yaml
+from rowmill.core.config import parse_yaml
 from rowmill.core.errors import ConfigError
 from rowmill.recipe import recipe
 from tests.support.tiers import draw
 
-LAUGHS = "a0: &a0 [lol, lol, lol]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 40))
-LONG_TEXT = f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 1000)}]"
-MERGED = "a0: &a0 {k: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 40))
-CHAIN = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 5000))
+DEEP = r"lists and mappings are nested in hundreds of levels; .*"
 
 REFUSED = {
-    "flow-5,000-deep": ("a: " + "[" * 5000 + "]" * 5000, r"line 1: .* nested in more than 64 levels; .*"),
-    "block-5,000-deep": ("- " * 5000 + "x", r"line 1: .* nested in more than 64 levels; .*"),
-    "mapping-1,000-deep": ("\n".join(" " * n + "a:" for n in range(1000)), r"line 6\d: .* 64 levels; .*"),
-    "aliases-5,000-deep": (CHAIN, r"line 6\d: .* 64 levels; .*"),
-    "billion-laughs": (LAUGHS, r"line 7: with its aliases written out, .* 4,194,304 .*; use fewer aliases.*"),
-    "billion-merges": (MERGED, r"line \d: with its aliases written out, .* 4,194,304 .*"),
-    "long-text-aliased": (LONG_TEXT, r"line 2: with its aliases written out, .*"),
-    "alias-of-itself": ("a: &a\n  - *a", r"line 2: the alias \*a is inside the value that it names; .*"),
-    "merge-of-itself": ("a: &a\n  <<: *a", r"line 2: the alias \*a is inside .*"),
-    "integer-of-5,000-digits": ("x: 1\na: " + "9" * 5000, r"line 2: an integer of 5,000 digits; at most 1,000 .*"),
-    "sexagesimal-integer": ("a: 1" + ":59" * 5_000, r"line 1: an integer of 15,001 digits; .*"),
+    "flow-5,000-deep": ("a: " + "[" * 5000 + "]" * 5000, DEEP),
+    "block-5,000-deep": ("- " * 5000 + "x", DEEP),
+    "mapping-1,000-deep": ("\n".join(" " * n + "a:" for n in range(1000)), DEEP),
+    "alias-of-itself": ("a: &a\n  - *a", r"not YAML: found unconstructable recursive node .*"),
+    "integer-of-5,000-digits": ("x: 1\na: " + "9" * 5000, r"line 2: '9+\.\.\.' cannot be read as YAML's int .*"),
     "a-list-as-key": ("x: 1\n? [a, b]\n: 1", r"line 2: a list is a key; keys are texts or numbers; .*"),
     "a-mapping-as-key": ("{{a: 1}: 2}", r"line 1: a mapping is a key; .*"),
     "no-such-day": ("a: 2024-02-31", r"line 1: '2024-02-31' cannot be read as YAML's timestamp \(day is out of .*"),
@@ -45,27 +35,19 @@ REFUSED = {
     "merge-of-text": ("a:\n  <<: text", r"not YAML: .* expected a mapping .* line 2, .*"),
     "a-python-object": ("a: !!python/object/apply:os.system [id]", r"not YAML: .*python/object.*"),
     "not-yaml": ("a: [", r"not YAML: .*"),
-    "too-long": ("a: " + "x" * SIZE_LIMIT, r"the text has 4,194,307 characters; at most 4,194,304 are allowed; .*"),
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
-def test_yaml_that_is_out_of_bounds_is_refused_in_bounded_memory(name: str) -> None:
+def test_yaml_that_a_recipe_may_not_hold_is_refused(name: str) -> None:
     text, words = REFUSED[name]
-    tracemalloc.start()
-    try:
-        with pytest.raises(ConfigError, match=f"^{words}$"):
-            parse_yaml(text)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
-    assert peak < 128 << 20
+    with pytest.raises(ConfigError, match=f"^{words}$"):
+        parse_yaml(text)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_recipe_that_is_out_of_bounds_names_its_file(tmp_path: Path, name: str) -> None:
+def test_recipe_whose_yaml_is_refused_names_its_file(tmp_path: Path, name: str) -> None:
     path = tmp_path / "demo.yaml"
     path.write_text(REFUSED[name][0])
 
@@ -80,11 +62,7 @@ def test_recipe_that_is_no_regular_file_is_refused() -> None:
         config.read_yaml(Path("/dev/zero"))
 
 
-def test_yaml_as_deep_as_allowed_is_read_and_its_keys_are_names() -> None:
-    value = parse_yaml("[" * DEPTH_LIMIT + "]" * DEPTH_LIMIT)
-    for _ in range(DEPTH_LIMIT - 1):
-        [value] = value
-    assert value == []
+def test_keys_are_names_and_no_truths() -> None:
     assert parse_yaml("{on: yes, off: [no], true: 1}") == {"on": True, "off": [False], "true": 1}
 
 

@@ -9,16 +9,12 @@ a mistyped key that is silently ignored has ruined more training runs than any b
 The docstring under each field says what it means, and is read when a page or a JSON Schema is written. pydantic would
 read it itself (`use_attribute_docstrings`), in every process that imports a model: 0.2 s of each command and worker.
 
-YAML is read by PyYAML's safe loader within bounds; every error names its line:
+YAML is read by PyYAML's safe loader; errors name their line:
 
     a key twice in a mapping      refused: PyYAML silently keeps the last one
     `<<: *name`                   merged, as YAML 1.1 describes; a mapping's own keys win
-    aliases                       copied out, up to `SIZE_LIMIT`; one inside its own anchor is refused
-    nesting                       up to `DEPTH_LIMIT` levels
+    aliases                       copied out; one inside its own anchor is refused
     a value that Python refuses   an error with its line: the 31st of February, an integer of 5,000 digits
-
-Sizes and depths are counted while the text is composed, so a small text that expands to a huge value is refused before
-the value exists.
 """
 
 import ast
@@ -131,18 +127,9 @@ def explain_place(
     return f"{name} belongs {join_choices(described)}; move it there"
 
 
-# ── Parses YAML text into plain values, within bounds ──
+# ── Parses YAML text into plain values ──
 
 
-SIZE_LIMIT = 4 << 20
-"""Characters of a text with its aliases written out, each value counted with eight more; a recipe of a hundred datasets
-takes about a hundredth of it."""
-
-DEPTH_LIMIT = 64
-"""Lists and mappings inside each other."""
-
-_VALUE_SIZE = 8
-_INTEGER_DIGITS = 1_000
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 _BOOLEAN_TAG = "tag:yaml.org,2002:bool"
 
@@ -150,18 +137,17 @@ _BOOLEAN_TAG = "tag:yaml.org,2002:bool"
 def parse_yaml(text: str) -> Any:
     """Return the value of a YAML text: dictionaries, lists and scalars, none of them shared.
 
-    Raises ConfigError for anything that the text may not hold; the message begins with the line.
+    Raises ConfigError for anything that the text may not hold; the message names the line, except for deep nesting.
     """
-    if len(text) > SIZE_LIMIT:
-        raise ConfigError(
-            f"the text has {len(text):,} characters; at most {SIZE_LIMIT:,} are allowed; name files by a glob or a "
-            "folder instead of one by one"
-        )
     try:
-        value = yaml.load(text, Loader=_BoundedLoader)  # noqa: S506  (a SafeLoader subclass)
+        return _copy_value(yaml.load(text, Loader=_UniqueKeyLoader))  # noqa: S506  (a SafeLoader subclass)
     except yaml.YAMLError as error:
         raise ConfigError(f"not YAML: {' '.join(str(error).split())}; correct the line named") from error
-    return _copy_value(value)
+    except RecursionError as error:
+        raise ConfigError(
+            "lists and mappings are nested in hundreds of levels; expected the ten or so of a recipe; correct the "
+            "brackets or the indentation"
+        ) from error
 
 
 def _copy_value(value: Any) -> Any:
@@ -173,56 +159,11 @@ def _copy_value(value: Any) -> Any:
     return value
 
 
-class _BoundedLoader(yaml.SafeLoader):
-    """YAML's safe loader with bounds; a node is measured once its children are composed."""
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._level = 0
-        self._extents: dict[yaml.Node, tuple[int, int]] = {}
-        """Each finished node's size and depth."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Compose a node and refuse what is too deep, too large or inside itself."""
-        event: yaml.Event = self.peek_event()
-        if self._level >= DEPTH_LIMIT:
-            raise _depth_error(event)
-        self._level += 1
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self._level -= 1
-        if node is None:
-            return None
-        if node not in self._extents:
-            if isinstance(event, yaml.AliasEvent):
-                raise ConfigError(
-                    f"{_describe_line(event)}: the alias *{event.anchor} is inside the value that it names; an alias "
-                    "names a value that ends before it; write the value out"
-                )
-            if isinstance(node, yaml.ScalarNode):
-                self._extents[node] = _VALUE_SIZE + len(node.value), 0
-            else:
-                is_list = isinstance(node, yaml.SequenceNode)
-                children = node.value if is_list else [child for pair in node.value for child in pair]
-                extents = [self._extents[child] for child in children]
-                longest = max((depth for _, depth in extents), default=0)
-                self._extents[node] = _VALUE_SIZE + sum(size for size, _ in extents), 1 + longest
-        size, depth = self._extents[node]
-        if self._level + depth > DEPTH_LIMIT:
-            raise _depth_error(event)
-        if size > SIZE_LIMIT:
-            raise ConfigError(
-                f"{_describe_line(event)}: with its aliases written out, this value has more than {SIZE_LIMIT:,} "
-                "characters; at most so many are allowed; use fewer aliases of aliases"
-            )
-        return node
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML's safe loader, which refuses a key that is given twice, and names the line of each error."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Construct a value; an error that Python raises for it gets the line."""
-        if isinstance(node, yaml.ScalarNode) and len(node.value) > _INTEGER_DIGITS and node.tag.endswith(":int"):
-            raise ConfigError(
-                f"{_describe_line(node)}: an integer of {len(node.value):,} digits; at most {_INTEGER_DIGITS:,} are "
-                "read; write it in quotes if it is a text"
-            )
         try:
             return super().construct_object(node, deep=deep)
         except ConfigError:
@@ -261,17 +202,12 @@ class _BoundedLoader(yaml.SafeLoader):
         return dict(self.construct_pairs(node, deep=True))
 
 
-_BoundedLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _BoundedLoader.construct_unique_mapping)
+_UniqueKeyLoader.add_constructor(
+    yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _UniqueKeyLoader.construct_unique_mapping
+)
 
 
-def _depth_error(event: yaml.Event) -> ConfigError:
-    return ConfigError(
-        f"{_describe_line(event)}: lists and mappings are nested in more than {DEPTH_LIMIT} levels; at most "
-        f"{DEPTH_LIMIT} are allowed; correct the brackets or the indentation"
-    )
-
-
-def _describe_line(where: yaml.Event | yaml.Node) -> str:
+def _describe_line(where: yaml.Node) -> str:
     return f"line {where.start_mark.line + 1}"
 
 
@@ -299,15 +235,9 @@ ConfigT = TypeVar("ConfigT", bound=Config)
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read one YAML file whose top level is a mapping; every failure names the file and the line."""
     try:
-        facts = path.stat()
         # A pipe or a device may have no end.
-        if not stat.S_ISREG(facts.st_mode):
+        if not stat.S_ISREG(path.stat().st_mode):
             raise ConfigError(f"{path}: is not a regular file; a recipe is a file of YAML; name one")
-        if facts.st_size > SIZE_LIMIT:
-            raise ConfigError(
-                f"{path}: has {facts.st_size:,} bytes; a recipe has at most {SIZE_LIMIT:,}; name files by a glob or a "
-                "folder instead of one by one"
-            )
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(

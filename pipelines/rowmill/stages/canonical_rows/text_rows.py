@@ -63,32 +63,15 @@ from rowmill.sources.reading import TakenGroup, count_group_records, read_taken_
 
 PROMPT_HASH_BYTES = 8
 
-_ASCII_SPACES = b"\t\n\v\f\r\x1c\x1d\x1e\x1f "
-"""The ASCII characters at which `str.split` splits."""
-_FOLD_ASCII = bytes(ord(" ") if byte in _ASCII_SPACES else ord(chr(byte).lower()) for byte in range(128)) + bytes(
-    range(128, 256)
-)
-"""Every ASCII character in lower case, white space as a space."""
-_SEPARATOR = b"\xff"
-"""A byte that no UTF-8 text has."""
-
 
 def hash_prompts(prompts: Sequence[str | None]) -> list[bytes | None]:
-    """Hash prompts; an absent or empty one has no hash."""
-    # Prompts of ASCII characters are written in lower case and with single spaces, all at once.
-    plain = [prompt.encode() for prompt in prompts if prompt and prompt.isascii()]
-    text = np.frombuffer(_SEPARATOR.join(plain).translate(_FOLD_ASCII), np.uint8)
-    is_space = text == ord(" ")
-    # Of each run of spaces the last one is kept; at the end of a prompt none, at its begin it is stripped.
-    is_dropped = is_space & np.append(is_space[1:] | (text[1:] == ord(_SEPARATOR)), True)
-    folded = iter([prompt.lstrip(b" ") for prompt in text[~is_dropped].tobytes().split(_SEPARATOR)])
+    """Hash prompts in folded case and with single spaces; an absent or empty one has no hash."""
     return [
-        None
-        if not prompt
-        else blake2b(
-            next(folded) if prompt.isascii() else " ".join(prompt.casefold().split()).encode(errors="surrogatepass"),
-            digest_size=PROMPT_HASH_BYTES,
+        blake2b(
+            " ".join(prompt.casefold().split()).encode(errors="surrogatepass"), digest_size=PROMPT_HASH_BYTES
         ).digest()
+        if prompt
+        else None
         for prompt in prompts
     ]
 

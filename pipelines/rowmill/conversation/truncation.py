@@ -22,9 +22,8 @@ from pydantic import Field, model_validator
 
 from rowmill.core.config import Config
 from rowmill.core.json import Json
-from rowmill.schema.rows import ROW_KINDS, Message, Rejected, RowKind
+from rowmill.schema.rows import REASONING_KEY, ROW_KINDS, Message, Rejected, RowKind
 
-REASONING_FIELD = "reasoning_content"
 _MAX_GUESSES = 8
 _MERGE_SLACK_TOKENS = 8
 """Tokens that a cut text may lose by merging with the text around it."""
@@ -249,9 +248,9 @@ class ConversationTruncator:
         for index, message in enumerate(state.messages):
             if tokens <= self.limit:
                 break
-            if not message.get(REASONING_FIELD):
+            if not message.get(REASONING_KEY):
                 continue
-            messages[index] = {key: value for key, value in message.items() if key != REASONING_FIELD}
+            messages[index] = {key: value for key, value in message.items() if key != REASONING_KEY}
             without = self.measure(messages, tools)
             # The template does not print this reasoning, or raises without it: keep it.
             if without is None or without >= tokens:
@@ -294,11 +293,11 @@ class ConversationTruncator:
             if high <= low + 1:
                 break
             guess = (low + high) // 2 if attempt >= _MAX_GUESSES else min(max(guess, low + 1), high - 1)
-            text = self.cut_reasoning(message[REASONING_FIELD], guess)
+            text = self.cut_reasoning(message[REASONING_KEY], guess)
             if not text.strip():
                 low, guess = guess, guess + 1
                 continue
-            shorter = {**message, REASONING_FIELD: text}
+            shorter = {**message, REASONING_KEY: text}
             tokens = self.measure([*messages[:index], shorter, *messages[index + 1 :]], tools)
             if tokens is not None and tokens <= self.limit:
                 best, low, guess = (shorter, tokens), guess, guess + max(1, self.limit - tokens)

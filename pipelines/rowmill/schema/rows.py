@@ -175,6 +175,9 @@ template may read them.
 `part_weights` are loss weights of what came in parts, if they differ: `{"content": [[12, 0], [7, 1]]}` says that the
 first 12 characters of the content do not train, and the last 7 do; so for `reasoning`, and `calls` is one weight."""
 
+REASONING_KEY = "reasoning_content"
+"""The one key under which a canonical message keeps its reasoning."""
+
 CANONICAL_FLAGS = frozenset({"train", "weight", "part_weights"})
 """The keys of a canonical message that say what of it trains."""
 

@@ -79,7 +79,6 @@ from rowmill.kinds.shared.messages import (
     write_number,
 )
 from rowmill.kinds.shared.reasoning import (
-    REASONING_KEY,
     REASONING_SEPARATOR,
     ThinkTagReader,
     join_reasoning,
@@ -101,6 +100,7 @@ from rowmill.kinds.shared.training_flags import (
 from rowmill.schema.rows import (
     CANONICAL_FLAGS,
     MESSAGE_KEYS,
+    REASONING_KEY,
     Message,
     ParseReport,
     PlainChat,

@@ -16,10 +16,8 @@ from pydantic import Field, field_validator
 
 from rowmill.core.config import Config
 from rowmill.core.json import Json
-from rowmill.schema.rows import Message
+from rowmill.schema.rows import REASONING_KEY, Message
 
-REASONING_KEY = "reasoning_content"
-"""The one key under which a canonical message keeps its reasoning."""
 INLINE_KEY = "inline_reasoning"
 """Number of characters at the start of an inlined message's content that are reasoning with its tags."""
 REASONING_SEPARATOR = "\n\n"

@@ -30,10 +30,18 @@ from rowmill.core.json import Json, from_json_columns, to_json
 from rowmill.core.storage import digest_json
 from rowmill.executors import open_in_workers
 from rowmill.kinds.preference import PairCounts
-from rowmill.kinds.shared.reasoning import REASONING_KEY, inline_reasoning, limit_reasoning
+from rowmill.kinds.shared.reasoning import inline_reasoning, limit_reasoning
 from rowmill.recipe.recipe import Dataset
 from rowmill.schema.counts import CountSet
-from rowmill.schema.rows import CANONICAL_FLAGS, Conversation, MaskedConversation, Message, Rejected, RowKind
+from rowmill.schema.rows import (
+    CANONICAL_FLAGS,
+    REASONING_KEY,
+    Conversation,
+    MaskedConversation,
+    Message,
+    Rejected,
+    RowKind,
+)
 from rowmill.tokenization.control_tokens import ControlStrings, has_changed_placeholder, restore_control_strings
 from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
 from rowmill.tokenization.stored_tokenizers import keep_latest

@@ -49,7 +49,7 @@ def test_buckets_of_many_blocks_write_what_one_block_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deduplicate: str
 ) -> None:
     whole = build(tmp_path / "whole", CONTENTS, deduplicate=deduplicate)
-    monkeypatch.setattr(duplicate_rows, "BLOCK_ROWS", 30)
+    monkeypatch.setattr(duplicate_rows, "DUPLICATE_BLOCK_ROWS", 30)
     in_blocks = build(tmp_path / "blocks", CONTENTS, deduplicate=deduplicate)
 
     texts = [row["text"] for row in in_blocks.rows_of("rows", "canonical_rows", file="rows")]
@@ -62,7 +62,7 @@ def test_buckets_of_many_blocks_write_what_one_block_writes(
 
 
 def test_appended_rows_leave_the_hashes_of_other_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplicate_rows, "BLOCK_ROWS", 30)
+    monkeypatch.setattr(duplicate_rows, "DUPLICATE_BLOCK_ROWS", 30)
     first = build(tmp_path, CONTENTS[:3], deduplicate="exact")
     hashed = list_hashes(tmp_path)
     second = build(tmp_path, CONTENTS, deduplicate="exact")
@@ -103,7 +103,7 @@ def test_a_second_copy_of_real_dialogues_goes_whole(
 ) -> None:
     content = (real_data / "tools/glaive_toolcall_en_demo.json").read_bytes()
     once = build(tmp_path / "once", [content], CHAT).facts("rows", "canonical_rows")
-    monkeypatch.setattr(duplicate_rows, "BLOCK_ROWS", 100)
+    monkeypatch.setattr(duplicate_rows, "DUPLICATE_BLOCK_ROWS", 100)
     twice = build(tmp_path / "twice", [content, content], CHAT).facts("rows", "canonical_rows")
 
     assert (once["records"], once["kept"], once["rejected"]) == (300, 265, 35)

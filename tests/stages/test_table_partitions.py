@@ -63,7 +63,7 @@ def write_recipe(
 def small_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a partition have at most 256 rows, and a block of keys two files."""
     monkeypatch.setattr(partitions, "PARTITION_ROWS", 256)
-    monkeypatch.setattr(row_partitions, "BLOCK_ROWS", 2 * ROWS_OF_A_FILE)
+    monkeypatch.setattr(row_partitions, "KEY_BLOCK_ROWS", 2 * ROWS_OF_A_FILE)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, Built]:
     folder = tmp_path_factory.mktemp("shops")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(partitions, "PARTITION_ROWS", 256)
-        patch.setattr(row_partitions, "BLOCK_ROWS", 2 * ROWS_OF_A_FILE)
+        patch.setattr(row_partitions, "KEY_BLOCK_ROWS", 2 * ROWS_OF_A_FILE)
         return build(folder, list_files(), GROUPS), build(folder, [*list_files(), APPENDED], GROUPS)
 
 

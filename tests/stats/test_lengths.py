@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rowmill.schema.manifest import Histogram
 from rowmill.stats.lengths import (
     LOWER_LIMIT,
-    MAX_BARS,
+    MAX_LENGTH_BARS,
     RAISE_LIMIT,
     Lengths,
     choose_candidate_seq_lens,
@@ -50,7 +50,7 @@ def test_length_histogram_counts_each_bin_and_separates_a_huge_length() -> None:
 def test_length_histogram_of_any_lengths_counts_each_once_on_its_side_of_the_limit(values: Lengths, limit: int) -> None:
     histogram = make_length_histogram(values, limit)
 
-    assert len(histogram.counts) <= MAX_BARS
+    assert len(histogram.counts) <= MAX_LENGTH_BARS
     assert len(histogram.edges) == len(histogram.counts) + 1
     assert list(histogram.edges) == sorted(set(histogram.edges))
     assert sum(histogram.counts) == len(values)

@@ -22,7 +22,7 @@ from rowmill.alerts import AlertEvent, AnyAlert, CommandAlert, EmailAlert, Webho
 from rowmill.core.errors import PipelineError
 from rowmill.core.remote import public_text
 
-TIMEOUT_S = 10
+DELIVERY_TIMEOUT_S = 10
 """Seconds that an address, a mail server or a command has for its answer."""
 
 PAUSES_S = (1.0, 5.0)
@@ -133,7 +133,7 @@ def _post(url: str, payload: dict[str, Any]) -> None:
         url, json.dumps(payload).encode(), {"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.build_opener(_RefuseRedirects).open(request, timeout=TIMEOUT_S) as answer:
+        with urllib.request.build_opener(_RefuseRedirects).open(request, timeout=DELIVERY_TIMEOUT_S) as answer:
             answer.read(1 << 16)
     except urllib.error.HTTPError as error:
         may_pass = error.code >= 500 or error.code in (408, 429)
@@ -157,7 +157,7 @@ def _mail(alert: EmailAlert, message: AlertMessage) -> None:
         # Without a context, smtplib takes any certificate.
         verified = ssl.create_default_context()
         connect = partial(smtplib.SMTP_SSL, context=verified) if alert.encryption == "tls" else smtplib.SMTP
-        with connect(host or port, int(port) if host else 0, timeout=TIMEOUT_S) as server:
+        with connect(host or port, int(port) if host else 0, timeout=DELIVERY_TIMEOUT_S) as server:
             if alert.encryption == "starttls":
                 server.starttls(context=verified)
             if alert.user_env is not None and alert.password_env is not None:
@@ -183,7 +183,7 @@ def _run(command: Sequence[str], message: AlertMessage) -> None:
         done = subprocess.run(  # noqa: S603  (the recipe names it, and no shell reads it)
             list(command),
             input=json.dumps(asdict(message)).encode(),
-            timeout=TIMEOUT_S,
+            timeout=DELIVERY_TIMEOUT_S,
             capture_output=True,
             check=False,
         )

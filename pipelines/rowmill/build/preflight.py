@@ -46,7 +46,7 @@ from rowmill.stages import catalog
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.tokenization import stored_tokenizers, tokenizer_source
 
-MAX_COLUMNS = 200
+MAX_SHOWN_COLUMNS = 200
 """Records with more columns are compared in their first ones only."""
 
 
@@ -344,7 +344,7 @@ def _note_unread_columns(trial: Project, step: Step, raw: Manifest) -> Iterator[
     present = Counter(name for record, _ in made for name, value in record.items() if not _is_empty(value))
     at = f"{trial.recipe.name}: datasets.{dataset}.format"
     ignored, others = options.format.list_ignored_columns(), list[str]()
-    for name, count in list(present.items())[:MAX_COLUMNS]:
+    for name, count in list(present.items())[:MAX_SHOWN_COLUMNS]:
         if any(_changes_row(reader, record, row, name) for record, row in made):
             continue
         if name in reader.unread_preferences:

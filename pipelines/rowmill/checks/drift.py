@@ -8,8 +8,8 @@ For the shares p and q of a bin in both builds, the index is the sum of (q - p) 
 and by the custom of credit scoring little below 0.1 and much above 0.25. Two samples of the same data have an index of
 about (bins - 1)(1/m + 1/n), so a distribution of few rows is not compared (`MIN_ROWS_PER_BIN`). A bin that is empty in
 one build would be infinitely far away, and the farther the more rows there are, so half a row is added to each bin, and
-shares are at least `MIN_SHARE`: whatever the size of a dataset, a domain that is new warns from about 3 % on and blocks
-above 5 %.
+shares are at least `MIN_BIN_SHARE`: whatever the size of a dataset, a domain that is new warns from about 3 % on and
+blocks above 5 %.
 
 A profile is counted when it is first compared and kept beside the examples. Counts add up over files, so that of a
 build is the published one's with the files that came, and without those that went.
@@ -40,7 +40,7 @@ MIN_ROWS_PER_BIN = 100
 same data have an index of 0.02 at most, a fifth of what warns; with twenty rows it would be 0.4."""
 MAX_BINS = 10
 """Bins that are compared: the most frequent ones of both builds, and all others as one."""
-MIN_SHARE = 0.0005
+MIN_BIN_SHARE = 0.0005
 """Smaller shares of a bin are compared as this one."""
 SHOWN_BINS = 3
 """Bins that are shown of a distribution: those that moved most."""
@@ -121,7 +121,10 @@ def _measure_shift(distribution: str, before: Mapping[str, int], after: Mapping[
     if min(totals) < MIN_ROWS_PER_BIN * len(bins):
         return Shift(distribution, None, shown)
     smoothed = [
-        [max((count + 0.5) / (total + 0.5 * len(bins)), MIN_SHARE) for count, total in zip(counts, totals, strict=True)]
+        [
+            max((count + 0.5) / (total + 0.5 * len(bins)), MIN_BIN_SHARE)
+            for count, total in zip(counts, totals, strict=True)
+        ]
         for counts in bins.values()
     ]
     return Shift(distribution, round(sum((q - p) * math.log(q / p) for p, q in smoothed), 4), shown)

@@ -58,15 +58,15 @@ class RecentValues(Generic[KeyT, ValueT]):
 LARGEST_FILE_BYTES: Final = 512 << 10
 """Larger files are read anew: what is made of them would leave no room for the others."""
 
-KEPT_BYTES: Final = 8 << 20
+KEPT_FILE_BYTES: Final = 8 << 20
 """JSON text of which the values are kept, each of some eight times its size; a compressed file counts tenfold."""
 
 CLOCK_TICK_NS: Final = 20_000_000
 """Twice the 10 ms by which a file system's times may be late: a file could change within them and keep its times."""
 
 _FileFacts = tuple[int, int, int, int, int]
-_FILES = RecentValues[tuple[str, _FileFacts, Hashable], tuple[Any, int]](KEPT_BYTES, lambda entry: entry[1])
-_CONTENTS = RecentValues[tuple[bytes, Hashable], tuple[Any, int]](KEPT_BYTES, lambda entry: entry[1])
+_FILES = RecentValues[tuple[str, _FileFacts, Hashable], tuple[Any, int]](KEPT_FILE_BYTES, lambda entry: entry[1])
+_CONTENTS = RecentValues[tuple[bytes, Hashable], tuple[Any, int]](KEPT_FILE_BYTES, lambda entry: entry[1])
 
 
 def read_unchanged(path: str, parse: Callable[[bytes], ValueT]) -> ValueT:

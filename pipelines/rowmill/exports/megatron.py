@@ -201,7 +201,7 @@ class _PairWriter:
         return self.index
 
 
-ROW_GROUP = 500
+BRIDGE_ROW_GROUP = 500
 PACKED_SCHEMA = make_required_schema(
     input_ids=pa.list_(pa.int32()), seq_start_id=pa.list_(pa.int32()), loss_mask=pa.list_(pa.int8())
 )
@@ -244,7 +244,7 @@ class MegatronBridge(TableExport):
 
     def rows_at_once(self, context: ExportContext) -> int:
         """Return the rows of a group."""
-        return ROW_GROUP
+        return BRIDGE_ROW_GROUP
 
     def lay_out(self, index: ExportIndex) -> ExportLayout:
         """Cut the order into files, after planning again if segments grow or sequences have another size."""

@@ -11,8 +11,8 @@
 
 The check before a token reaches a trainer reads only footers: a Parquet footer holds the position of every column
 chunk, and so the length of its file; the card in it names order, rank and tokenizer. Changed tokens in a file of the
-right length are found by `verify`, which reads everything once. Decoded row groups stay in memory up to `KEPT_BYTES`,
-so that data of a million tokens, and ranks that are read in turn, are decoded once.
+right length are found by `verify`, which reads everything once. Decoded row groups stay in memory up to
+`KEPT_GROUP_BYTES`, so that data of a million tokens, and ranks that are read in turn, are decoded once.
 """
 
 import mmap
@@ -183,7 +183,7 @@ CHECKED_AT_ONCE = 16
 READ_AT_ONCE = 8
 """Shards of remote storage that are read at the same time: at 20 ms a request some 300 row groups a second."""
 
-KEPT_BYTES = 16 << 20
+KEPT_GROUP_BYTES = 16 << 20
 """Memory for decoded row groups, unless the row groups that are read in turn need more."""
 
 KEPT_FOOTER_BYTES = 16 << 20
@@ -257,7 +257,7 @@ class SequenceSource:
     ) -> None:
         self._files, self._locate, self._names = files, locate, names
         by_size = attrgetter("size_bytes")
-        self._groups = RecentValues[tuple[int, int], DecodedRowGroup](KEPT_BYTES, by_size, files.in_turn)
+        self._groups = RecentValues[tuple[int, int], DecodedRowGroup](KEPT_GROUP_BYTES, by_size, files.in_turn)
         self._examples = RecentValues[str, ExampleTokenColumns](KEPT_EXAMPLES_BYTES, by_size)
 
     def at(self, places: Ints) -> list[PackedSequence]:

@@ -33,7 +33,7 @@ from rowmill.tracking.delivery import TIME_LIMIT_S, LogResult, log_build
 
 SILENCE_S = 600.0
 """Seconds for which this process leaves a tracker alone that did not answer: a build with ten exports waits once."""
-MAX_COLUMNS = 500
+MAX_LOGGED_COLUMNS = 500
 """Columns of a stage that trackers are told of: they refuse long schemas, and nobody reads them."""
 MAX_NAME_CHARS = 200
 
@@ -149,7 +149,7 @@ def _describe_stage(project: Project, output: Manifest) -> LoggedStage:
     files = [file for part in output.parts for file in part.files.values()]
     address = project.store.path(get_stage_folder(output.key))
     checks = judge.preview_checks(project.store, output, step.shown_thresholds)
-    more = len(output.schema) - MAX_COLUMNS
+    more = len(output.schema) - MAX_LOGGED_COLUMNS
     # The addresses of raw data, without secrets.
     sources: Sequence[str] = ()
     if not output.inputs:
@@ -179,7 +179,7 @@ def _describe_stage(project: Project, output: Manifest) -> LoggedStage:
         },
         # Names of source columns are data, of any length, number and letters.
         schema=(
-            *((_bound_name(name), _bound_name(kind)) for name, kind in output.schema[:MAX_COLUMNS]),
+            *((_bound_name(name), _bound_name(kind)) for name, kind in output.schema[:MAX_LOGGED_COLUMNS]),
             *([(f"and {more:,} more columns", "null")] if more > 0 else []),
         ),
         inputs=tuple(output.inputs),

@@ -33,7 +33,7 @@ BLOCKS = " ▏▎▍▌▋▊▉█"
 DRAWN_COLUMNS = {"files": "records", "ranks": "trained_tokens"}
 """Tables that are drawn as well, one bar for each row, and the column that gives its length."""
 
-MAX_BARS = 30
+MAX_PLOTTED_BARS = 30
 
 
 def draw_plots(
@@ -51,7 +51,7 @@ def draw_plots(
         table = output.tables.get(name)
         if table is not None and column in table.columns and table.rows:
             at = table.columns.index(column)
-            bars = [(str(row[0]), float(row[at])) for row in table.rows[:MAX_BARS]]
+            bars = [(str(row[0]), float(row[at])) for row in table.rows[:MAX_PLOTTED_BARS]]
             drawn[name] = draw_bars_svg(f"{column.replace('_', ' ')} of {name}", bars, width=width)
     return drawn
 

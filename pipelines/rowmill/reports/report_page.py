@@ -53,7 +53,7 @@ MAX_SEQUENCE_BYTES = 250_000
 """Total size of all packed sequences."""
 MAX_SEQUENCE_TOKENS = 1024
 """Tokens shown of a packed sequence."""
-TOKEN_BYTES = 48
+SHOWN_TOKEN_BYTES = 48
 """Markup and numbers of a token of a packed sequence, on average."""
 MAX_DRAWN_DATASETS = 16
 """Datasets that get plots and a packed sequence: four plots and two flows take some 40 kB."""
@@ -294,7 +294,7 @@ def _open_encoders(build: BuildView) -> dict[str, Encoder]:
 def _describe_sequences(build: BuildView, encoders: Mapping[str, Encoder]) -> dict[str, Any]:
     """Return a packed sequence of each dataset, "outdated" if the tokenizer is another one now, None if it has none."""
     described: dict[str, Any] = dict.fromkeys(build.project.recipe.datasets)
-    most = MAX_SEQUENCE_BYTES // max(min(len(encoders), MAX_DRAWN_DATASETS), 1) // TOKEN_BYTES
+    most = MAX_SEQUENCE_BYTES // max(min(len(encoders), MAX_DRAWN_DATASETS), 1) // SHOWN_TOKEN_BYTES
     for name in list(described)[:MAX_DRAWN_DATASETS]:
         if name in encoders:
             sequence = view_sequence(build.project, name, encoders[name], max_tokens=min(most, MAX_SEQUENCE_TOKENS))

@@ -40,7 +40,7 @@ from rowmill.sources.encodings import open_content, open_utf8
 from rowmill.sources.files import find_codec, find_file_format, scan_file
 from rowmill.sources.parts import BLANKS, BOM, FileFormat, FileScan, SourceFile, SourcePart, explain_too_long
 
-DEPTH_LIMIT = 64
+RECORD_DEPTH_LIMIT = 64
 """Nesting levels of objects and lists, counting the record as the first."""
 
 _LONG_INTEGER = re.compile(rb"-\d{19}|\d{20}")
@@ -175,7 +175,7 @@ def parse_records(
         else:
             if index in inexact:
                 value = _parse_exactly(raw, None, reader)
-            if index in bracketed and is_nested_deeper(value, DEPTH_LIMIT):
+            if index in bracketed and is_nested_deeper(value, RECORD_DEPTH_LIMIT):
                 value = _reject_too_deep()
             elif is_json and index not in inexact and count_quotes(raw) != dumps(value).count(b'"'):
                 # An object with fewer quotes than its text had a key twice.
@@ -223,10 +223,10 @@ def _find_bracket_lines(content: bytes) -> frozenset[int]:
     """Return the indices of the lines with more opening brackets than a record may have nesting levels."""
     # `[` and `{` differ in the bit of lower case.
     is_opening = (np.frombuffer(content, np.uint8) | _LOWER_CASE) == ord("{")
-    if np.count_nonzero(is_opening) <= DEPTH_LIMIT:
+    if np.count_nonzero(is_opening) <= RECORD_DEPTH_LIMIT:
         return frozenset()
     lines = _number_lines(content, np.flatnonzero(is_opening))
-    return frozenset(lines[:-DEPTH_LIMIT][lines[:-DEPTH_LIMIT] == lines[DEPTH_LIMIT:]].tolist())
+    return frozenset(lines[:-RECORD_DEPTH_LIMIT][lines[:-RECORD_DEPTH_LIMIT] == lines[RECORD_DEPTH_LIMIT:]].tolist())
 
 
 def _number_lines(content: bytes, places: ArrayLike) -> Ints:
@@ -242,7 +242,7 @@ def _parse_again(raw: bytes, error: orjson.JSONDecodeError, reader: FileFormat) 
         raw.decode()
     except UnicodeDecodeError as problem:
         return Rejected("not_utf8", f"byte 0x{raw[problem.start]:02x} at position {problem.start} of the line")
-    if _measure_depth(raw) > DEPTH_LIMIT:
+    if _measure_depth(raw) > RECORD_DEPTH_LIMIT:
         return _reject_too_deep()
     if _LONG_INTEGER.search(raw) or _NON_FINITE.search(raw):
         return _parse_exactly(raw, error, reader)
@@ -284,7 +284,7 @@ def _measure_depth(raw: bytes) -> int:
 
 
 def _reject_too_deep() -> Rejected:
-    return Rejected("too_deep", f"nested in more than {DEPTH_LIMIT} levels")
+    return Rejected("too_deep", f"nested in more than {RECORD_DEPTH_LIMIT} levels")
 
 
 GROUPING_VERSION = 1

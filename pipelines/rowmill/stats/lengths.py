@@ -12,7 +12,7 @@ from rowmill.schema.manifest import DisplayTable, Histogram
 Lengths: TypeAlias = npt.NDArray[np.integer[Any]]
 """Lengths in tokens, one per example, none negative."""
 
-MAX_BARS = 48
+MAX_LENGTH_BARS = 48
 """Bars of a histogram: more do not fit into the sparkline that a page shows inline."""
 
 QUANTILES = (25, 50, 75, 90, 95, 99)
@@ -34,7 +34,7 @@ def make_length_histogram(lengths: Lengths, limit: int, *, title: str = "origina
         longest = int(lengths.max())
         body = min(longest + 1, max(2 * limit, math.ceil(1.25 * _find_quantile(lengths, 99))))
         # Three bars are reserved: the short first one, the one that rounding up adds, the far tail.
-        step = _choose_bin_width(body / (MAX_BARS - 3), limit)
+        step = _choose_bin_width(body / (MAX_LENGTH_BARS - 3), limit)
         first = limit % step if limit <= body else 0
         edges = np.arange(first, body + step, step, dtype=np.int64)
         # The last edge lies past the longest length, so no bin includes its upper edge.

@@ -36,7 +36,7 @@ PROTOCOL = "rowmill"
 
 WHOLE_FILE_BYTES = 4 << 20
 """Size up to which a file is read with one request; of a larger one DuckDB reads the columns that it needs."""
-KEPT_BYTES = 64 << 20
+KEPT_VIEW_BYTES = 64 << 20
 """Bytes of whole files that are kept between queries, as far as the storage tells when they change."""
 
 
@@ -156,7 +156,7 @@ class ViewFiles(AbstractFileSystem):
         known, content = self._whole.get(file, (None, b""))
         if known != facts or not facts.tag:
             content = self._note_failure(self._store.read, file)
-            if sum(len(kept) for _, kept in self._whole.values()) > KEPT_BYTES:
+            if sum(len(kept) for _, kept in self._whole.values()) > KEPT_VIEW_BYTES:
                 self._whole = {}
             self._whole[file] = facts, content
         return io.BytesIO(content)

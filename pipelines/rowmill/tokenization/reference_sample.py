@@ -31,7 +31,7 @@ MIN_PART_CHARS, MIN_DATASET_CHARS = 1 << 16, 1 << 20
 """Characters that are compared of a part, where it has as many, and of a dataset. 64 k are 20 ms of the reference, a
 fifth of what a part of plain chats takes: of each of sixty parts they would notice no more than a million do."""
 
-MIN_SHARE = 0.02
+MIN_SAMPLE_SHARE = 0.02
 """The share of a batch's characters that is compared, at least."""
 
 STRETCH_CHARS = (1 << 10, 1 << 13)
@@ -77,7 +77,7 @@ class ReferenceSample:
         `control_strings` are those of the batch: each is in the sample once per part, and so is each script.
         """
         total = sum(map(len, texts))
-        wanted = min(total, max(self.minimum - self.characters, int(total * MIN_SHARE) + 1))
+        wanted = min(total, max(self.minimum - self.characters, int(total * MIN_SAMPLE_SHARE) + 1))
         chosen: list[Stretch] = []
         for one in _iterate_stretches(texts, wanted):
             chosen.append(one)

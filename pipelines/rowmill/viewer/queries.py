@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import duckdb
 
 MAX_ROWS = 1_000
-TIMEOUT_S = 30.0
+QUERY_TIMEOUT_S = 30.0
 EXAMPLES = (
     "from rejects select reason, count(*) as records group by all order by records desc",
     "from rows select domain, split, count(*) as rows group by all order by rows desc",
@@ -43,13 +43,15 @@ def show_sql(builds: Builds, build: Build, sql: str) -> str:
 
         began = perf_counter()
         try:
-            with builds.query_recipe(build.project, sql) as connection, _interrupt_after(connection, TIMEOUT_S):
+            with builds.query_recipe(build.project, sql) as connection, _interrupt_after(connection, QUERY_TIMEOUT_S):
                 columns, rows = views.run_select(connection, sql, max_rows=MAX_ROWS + 1)
             table = Markup(html.render_table(columns, rows[:MAX_ROWS], show=links.mention_rows))  # noqa: S704  (escaped)
             cut = f"the first {MAX_ROWS:,} rows" if len(rows) > MAX_ROWS else f"{len(rows):,} rows"
             note = f"{cut} in {perf_counter() - began:.2f} s"
         except duckdb.InterruptException:
-            problem = f"the query ran for {TIMEOUT_S:g} s and was stopped; select less, or run it with rowmill sql"
+            problem = (
+                f"the query ran for {QUERY_TIMEOUT_S:g} s and was stopped; select less, or run it with rowmill sql"
+            )
         except ConfigError as error:
             problem = str(error)
     docs = [(name, about, list(views.COLUMN_DOCS[name])) for name, about in views.VIEW_DOCS.items()]

@@ -300,7 +300,7 @@ def _digest_array(value: Json | NDArray[np.int32] | NDArray[np.bool_] | NDArray[
 # ── A row as it is stored ──
 
 
-DEPTH_LIMIT = 254
+TEXT_DEPTH_LIMIT = 254
 """Limit of orjson. Records have a lower limit; JSON text inside them (arguments, tools) is parsed later."""
 
 
@@ -311,8 +311,8 @@ def row_to_json(row: Row) -> tuple[str | None, ...] | Rejected:
         return tuple([None if value is None else orjson.dumps(value).decode() for value in values])
     except TypeError:
         # Integers beyond 64 bits are valid content; too deep nesting breaks later readers.
-        if is_nested_deeper(values, DEPTH_LIMIT + 1):
-            return Rejected("too_deep", f"JSON text inside the record is nested in more than {DEPTH_LIMIT} levels")
+        if is_nested_deeper(values, TEXT_DEPTH_LIMIT + 1):
+            return Rejected("too_deep", f"JSON text inside the record is nested in more than {TEXT_DEPTH_LIMIT} levels")
         return tuple(None if value is None else to_json(value) for value in values)
 
 

@@ -298,7 +298,7 @@ def read_row_column(store: Store, files: Sequence[File], index: RowIndex, rows: 
 # ── Partitions ─────────────────────────────────────────────────────────────────────────────────────
 
 
-BLOCK_ROWS = 1 << 21
+KEY_BLOCK_ROWS = 1 << 21
 """Rows of a block, whose keys a task holds: some 200 bytes each."""
 
 
@@ -384,7 +384,7 @@ def partition_rows(context: KindContext, parts: Sequence[RowPart]) -> list[Table
     if form.mode == "tabular":
         runs = cut_groups(counts, [part.rows.digest for part in parts], PARTITION_ROWS)
         return [TablePartition(first, tuple(parts[first:end])) for first, end in runs]
-    bits, blocks = choose_hash_bits(sum(counts)), cut_blocks(counts, BLOCK_ROWS)
+    bits, blocks = choose_hash_bits(sum(counts)), cut_blocks(counts, KEY_BLOCK_ROWS)
     written = context.map(
         split_block_keys, [KeyBlockInputs(tuple(parts[block.start : block.stop]), bits) for block in blocks]
     ).parts

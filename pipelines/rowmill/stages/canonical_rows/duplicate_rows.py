@@ -41,7 +41,7 @@ from rowmill.stages.base import StageContext
 if TYPE_CHECKING:
     import polars as pl
 
-BLOCK_ROWS = 1 << 22
+DUPLICATE_BLOCK_ROWS = 1 << 22
 """Rows of a block, of which a task holds the hashes and ids: some 64 bytes each."""
 
 _LINE_SCHEMA = make_required_schema(hash=pa.binary(filters.CONTENT_HASH_BYTES), row=pa.int64(), row_id=pa.string())
@@ -55,7 +55,7 @@ def drop_duplicates(context: StageContext, parts: list[Part]) -> list[Part]:
     if context.dataset.filters.deduplicate == "off" or not parts:
         return parts
     column = "content_hash" if context.dataset.filters.deduplicate == "exact" else "dedupe_key"
-    blocks = cut_blocks([part.get_counts(RowCounts).kept for part in parts], BLOCK_ROWS)
+    blocks = cut_blocks([part.get_counts(RowCounts).kept for part in parts], DUPLICATE_BLOCK_ROWS)
     buckets = count_buckets(len(blocks))
     rows_of_blocks = [tuple(parts[number].files["rows"] for number in block) for block in blocks]
     hashed = context.map(hash_block, [BlockRows(files, column, buckets) for files in rows_of_blocks]).parts

@@ -13,7 +13,7 @@ shape of a record, or the record is refused: a prompt without its context asks s
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -51,7 +51,6 @@ from rowmill.kinds.shared.training_flags import (
 from rowmill.schema.rows import (
     CANONICAL_FLAGS,
     ROW_KINDS,
-    Message,
     PlainChat,
     Rejected,
     Row,
@@ -252,8 +251,6 @@ CONTENT_KEYS = (
 )
 """Keys of a message that count for equality; other keys of a source (ids, times) do not."""
 _PLAIN_MESSAGE_KEYS = 2
-_NOTHING_ELSE: tuple[Json, ...] = (None, {}, None, None, None)
-"""Tools, template arguments, text, output and record of a row that has only messages."""
 
 
 def hash_row_content(row: Row) -> bytes:
@@ -273,21 +270,6 @@ def hash_row_content(row: Row) -> bytes:
         added = sorted(row.columns.keys() - {column.name for column in own.columns})
         content += [[name, _digest_array(row.columns[name])] for name in added]
     return hashlib.blake2b(canonical_json(content), digest_size=CONTENT_HASH_BYTES).digest()
-
-
-def hash_plain_contents(conversations: Iterable[Sequence[Message]]) -> list[bytes]:
-    """Return the digest of each plain conversation, equal to `hash_row_content` of its row.
-
-    All messages have only role and content, and the rows nothing beside messages.
-    """
-    # Roles and texts are what `canonical_json` gives to orjson.
-    dumps, sort_keys, digest_of = orjson.dumps, orjson.OPT_SORT_KEYS, hashlib.blake2b
-    return [
-        digest_of(
-            dumps(("conversation", messages, *_NOTHING_ELSE), option=sort_keys), digest_size=CONTENT_HASH_BYTES
-        ).digest()
-        for messages in conversations
-    ]
 
 
 def _digest_array(value: Json | NDArray[np.int32] | NDArray[np.bool_] | NDArray[np.float32]) -> Json:

@@ -1,5 +1,6 @@
 """An output's ancestors are those that it was made from, although others of equal content were made from others."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,28 @@ def test_held_shards_of_another_form_are_joined_with_no_others(
     with pytest.raises(IntegrityError, match=f"{problem}.*; {'/'.join(held)} is held at version .* --release` lets"):
         workspace.build()
     assert workspace.recipe(datasets, **own).build().versions() == first.versions()
+
+
+@pytest.mark.parametrize("names", [("second", "third"), ("first", "third"), ("third",)])
+def test_held_order_of_other_datasets_is_refused_and_not_read_as_theirs(tmp_path: Path, names: Sequence[str]) -> None:
+    workspace = Workspace(tmp_path)
+    datasets = {
+        name: workspace.files({f"{name}.jsonl": [pair(i + 10 * at) for i in range(9)]}, PAIR)
+        for at, name in enumerate(("second", "first", "third"))
+    }
+    exports = [{"kind": "native", "name": "shards"}]
+    first = workspace.recipe(datasets, exports=exports).build()
+    gate.hold_version(workspace.project.store, first.manifest("training_splits"))
+
+    workspace.recipe({name: datasets[name] for name in names}, exports=exports)
+    held = "training_splits is held at version .* --release` lets"
+    with pytest.raises(
+        IntegrityError, match=rf"the order was made of the packed shards second .*; the recipe has .*{held}"
+    ):
+        workspace.build()
+    gate.release_version(workspace.project.store, ("mini", "training_splits"))
+    assert workspace.build().made()
+    assert workspace.recipe(datasets, exports=exports).build().versions() == first.versions()
 
 
 def test_error_of_a_held_source_whose_files_have_gone_names_the_hold(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from rowmill.checks.cross_stage import iterate_history
 from rowmill.core.errors import IntegrityError
-from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES
+from rowmill.core.stage_names import PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES, TRAINING_SPLITS
 from rowmill.core.storage import Store, read_tables
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema import manifest
@@ -118,6 +118,22 @@ def open_joined_shards(context: StageContext) -> dict[str, Manifest]:
                 "of one order have the same; build the recipe again, and pin tokenizer.revision if it is on the hub"
             )
     return packed
+
+
+def require_order_of(context: StageContext, packed: Mapping[str, Manifest]) -> None:
+    """Refuse an order that somebody chose and that was made of other packed shards than the recipe's.
+
+    An order names sequences by the number of their dataset, and by theirs in it: among others they would be others.
+    """
+    card = context.inputs[(context.recipe.name, TRAINING_SPLITS)].card
+    ordered = [(name, card["packed"][name]) for name in card["datasets"]]
+    given = [(name, one.version) for name, one in packed.items()]
+    if ordered != given:
+        made, now = (", ".join(f"{name} {version[:12]}" for name, version in of) for of in (ordered, given))
+        raise IntegrityError(
+            f"{'/'.join(context.key)}: the order was made of the packed shards {made}; the recipe has {now}; an order "
+            f"is of its own shards alone; build {TRAINING_SPLITS} again, or set the datasets back"
+        )
 
 
 def require_form_of_recipe(context: StageContext, packed: Mapping[str, Manifest]) -> None:

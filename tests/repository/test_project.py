@@ -1,6 +1,7 @@
 """Rules for all files of the repository."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -180,9 +181,12 @@ def test_make_without_a_python_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "Makefile").write_bytes((ROOT / "Makefile").read_bytes())
     for name in ("pyproject.toml", "constraints.txt"):
         (tmp_path / name).touch()
+    # The variables of the make that runs the tests are not those of this one.
+    variables = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     run = subprocess.run(
-        ["make", "demo", "PYTHON=no-such-python"], check=False, cwd=tmp_path, capture_output=True, text=True
-    )
+        ["make", "demo", "PYTHON=no-such-python"],
+        check=False, cwd=tmp_path, capture_output=True, text=True, env=variables,
+    )  # fmt: skip
 
     assert run.returncode != 0
     assert "none of [no-such-python] is a Python 3.11 or newer with venv" in run.stderr

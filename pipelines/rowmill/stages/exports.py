@@ -325,8 +325,7 @@ def _index_segments(
 
 def _make_export_part(context: StageContext, at: str) -> Part:
     export = next(export for export in context.recipe.exports if export.name == context.key[-1])
-    packed = inputs.open_joined_shards(context)
-    inputs.require_order_of(context, packed)
+    packed = inputs.open_ordered_shards(context)
     parts = [part for one in packed.values() for part in select_shards(one.parts, export.split)]
     index, segments, first_segments = _index_segments(context, export, packed, parts)
     layout = export.lay_out(index)

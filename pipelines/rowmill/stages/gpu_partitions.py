@@ -534,8 +534,7 @@ def make_gpu_partitions(context: StageContext) -> StageOutput:
     if missing:
         splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
         order = inputs.load_order(context.store, splits)
-        packed = inputs.open_joined_shards(context)
-        inputs.require_order_of(context, packed)
+        packed = inputs.open_ordered_shards(context)
         inputs.require_form_of_recipe(context, packed)
         sources = RankSources(context, packed, order)
         written = (write_rank_index(context, sources, name) for name in missing)

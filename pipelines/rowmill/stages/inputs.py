@@ -120,11 +120,13 @@ def open_joined_shards(context: StageContext) -> dict[str, Manifest]:
     return packed
 
 
-def require_order_of(context: StageContext, packed: Mapping[str, Manifest]) -> None:
-    """Refuse an order that somebody chose and that was made of other packed shards than the recipe's.
+def open_ordered_shards(context: StageContext) -> dict[str, Manifest]:
+    """Return the packed shards of each dataset, in recipe order, of which the order of training was made.
 
-    An order names sequences by the number of their dataset, and by theirs in it: among others they would be others.
+    An order names sequences by the number of their dataset, and by theirs in it: in other shards these would be others.
+    Raises IntegrityError for an order of others, which only a version can be that somebody chose.
     """
+    packed = open_joined_shards(context)
     card = context.inputs[(context.recipe.name, TRAINING_SPLITS)].card
     ordered = [(name, card["packed"][name]) for name in card["datasets"]]
     given = [(name, one.version) for name, one in packed.items()]
@@ -134,6 +136,7 @@ def require_order_of(context: StageContext, packed: Mapping[str, Manifest]) -> N
             f"{'/'.join(context.key)}: the order was made of the packed shards {made}; the recipe has {now}; an order "
             f"is of its own shards alone; build {TRAINING_SPLITS} again, or set the datasets back"
         )
+    return packed
 
 
 def require_form_of_recipe(context: StageContext, packed: Mapping[str, Manifest]) -> None:

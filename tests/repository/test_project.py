@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,17 @@ def test_make_help_lists_every_target() -> None:
 
     assert declared is not None
     assert {line.split()[1] for line in shown.splitlines()} == set(declared.group(1).split())
+
+
+def test_every_file_of_tests_is_collected(pytestconfig: pytest.Config) -> None:
+    passed_over = pytestconfig.getini("norecursedirs")
+    tests = ROOT / "tests"
+    files = [path.relative_to(tests) for path in tests.rglob("test_*.py")]
+
+    assert Path("build/test_share.py") in files
+    assert [
+        str(one) for one in files if any(fnmatch(part, skip) for part in one.parts[:-1] for skip in passed_over)
+    ] == []
 
 
 def test_make_without_a_python_says_what_to_install(tmp_path: Path) -> None:

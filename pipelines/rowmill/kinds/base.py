@@ -124,7 +124,11 @@ class TokenOptions:
 
 
 class RecipeNumbers(Protocol):
-    """What kinds read of a recipe to say what decides their rows and examples; only what they read is in it."""
+    """What kinds read of a recipe to say what decides their rows, examples and lengths."""
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of a sequence."""
 
     @property
     def seed(self) -> int:
@@ -135,7 +139,7 @@ class RecipeNumbers(Protocol):
         """Ids that the model has; None: those of the tokenizer."""
 
     def limit_of(self, dataset: str) -> int:
-        """Return the most tokens of a dataset's example, or of one of its sides."""
+        """Return the most tokens of an example of a dataset; of a pair's, that of each side."""
 
 
 class DatasetKind(Config):
@@ -356,7 +360,7 @@ class DatasetKind(Config):
         """Return whether examples depend on how the tokenizer is called."""
         return False
 
-    def identify_lengths(self, options: "DatasetOptions", seed: int, seq_len: int) -> dict[str, Any]:
+    def identify_lengths(self, recipe: RecipeNumbers, options: "DatasetOptions") -> dict[str, Any]:
         """Return what decides the facts of lengths beside the options of all kinds."""
         return {}
 

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from rowmill.kinds.base import DatasetOptions
+from rowmill.kinds.base import DatasetOptions, RecipeNumbers
 from rowmill.parts.context import WorkContext
 from rowmill.tokenization.tokenizer_source import TokenizerChoice
 
 DatasetT_co = TypeVar("DatasetT_co", bound=DatasetOptions, covariant=True)
 
 
-class RecipeOptions(Protocol[DatasetT_co]):
+class RecipeOptions(RecipeNumbers, Protocol[DatasetT_co]):
     """The options of a recipe that kinds read, so that a kind imports no recipe."""
 
     @property
@@ -19,23 +19,8 @@ class RecipeOptions(Protocol[DatasetT_co]):
         """The options of each dataset by its name."""
 
     @property
-    def seed(self) -> int:
-        """What everything random is drawn from."""
-
-    @property
-    def seq_len(self) -> int:
-        """Tokens of a sequence."""
-
-    @property
-    def vocab_size(self) -> int | None:
-        """Ids that the model has; None: those of the tokenizer."""
-
-    @property
     def tokenizer_choice(self) -> TokenizerChoice:
         """The recipe's choice of the tokenizer."""
-
-    def limit_of(self, dataset: str) -> int:
-        """Return the most tokens of an example of a dataset; of a pair's, that of each side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -613,7 +613,7 @@ class Recipe(Config):
         if limit := chosen.format.get_length_limit(chosen)[1]:
             return limit
         sides = chosen.format.count_sides()
-        return limit_sides(self.seq_len, sides, self.segment_multiple_of if sides > 1 else 1)
+        return self.seq_len if sides == 1 else limit_sides(self.seq_len, sides, self.segment_multiple_of)
 
 
 def load_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:

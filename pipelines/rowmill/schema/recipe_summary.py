@@ -57,11 +57,10 @@ class RecipeSummary:
         return next(iter(self.datasets))
 
     def limit_sides(self, sides: int) -> int:
-        """Return how long each side of an example can be if all are in one sequence, each padded."""
+        """Return how long each of several sides of an example can be if all are in one sequence, each padded."""
         return limit_sides(self.seq_len, sides, self.datasets[self.first].segment_multiple_of)
 
 
 def limit_sides(seq_len: int, sides: int, multiple_of: int) -> int:
-    """Return how long each of an example's sides can be in one sequence; several are padded to a multiple each."""
-    multiple = multiple_of if sides > 1 else 1
-    return seq_len // sides // multiple * multiple
+    """Return how long each of several sides of an example can be in one sequence, each padded to a multiple."""
+    return seq_len // sides // multiple_of * multiple_of

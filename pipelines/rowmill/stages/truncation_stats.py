@@ -182,7 +182,7 @@ def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
         "versions": [VERSION],
         "limit": recipe.limit_of(name),
         "row_kind": dataset.row_kind,
-        **dataset.format.identify_lengths(dataset, recipe.seed, recipe.seq_len),
+        **dataset.format.identify_lengths(recipe, dataset),
         "truncation": dataset.truncation.model_dump(mode="json"),
         "packing": dataset.packing.model_dump(mode="json", exclude={"layout", "store_domains"}),
     }

@@ -86,11 +86,11 @@ class Records(RecordOptions, JointKind):
 
         return table_examples.make_table_examples(context, tokenizer, path)
 
-    def identify_lengths(self, options: DatasetOptions, seed: int, seq_len: int) -> dict[str, Any]:
+    def identify_lengths(self, recipe: RecipeNumbers, options: DatasetOptions) -> dict[str, Any]:
         """Return the options that decide plans at other lengths."""
         from rowmill.kinds.tables import table_examples
 
-        return table_examples.identify_lengths(options, seed, seq_len)
+        return table_examples.identify_lengths(options, recipe.seed, recipe.seq_len)
 
     def measure_lengths(self, context: "KindContext") -> "StageOutput":
         """Measure the examples, and plan the records at other lengths."""

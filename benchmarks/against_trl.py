@@ -138,19 +138,26 @@ def write_rendered(rows: Path, texts: Path) -> None:
             sink.write(json.dumps(tokenizer.apply_chat_template(row["messages"], tools=tools, tokenize=False)) + "\n")
 
 
+def describe_rows() -> dict[str, Any]:
+    """Return the dataset of a recipe that reads `rows.jsonl`."""
+    dropped = dict.fromkeys(("reasoning", "tool_list", "call_arguments", "text_beside_call"), "count")
+    return {
+        "source": {"train_urls": ["rows.jsonl"]},
+        "format": {"kind": "chat"},
+        "splits": {"validation": 0},
+        "template": {"chat_template": {"file": str(corpus.TRAINING_TEMPLATE)}, "on_dropped": dropped},
+    }
+
+
 def compare(name: str, rounds: int, trl: str | None, axolotl: str | None = None) -> None:
     """Run both in turn, and print a line."""
     workload = WORKLOADS[name]
     with tempfile.TemporaryDirectory() as folder_name:
         folder = Path(folder_name)
         rows = write_rows(folder / "rows.jsonl", workload)
-        dropped = dict.fromkeys(("reasoning", "tool_list", "call_arguments", "text_beside_call"), "count")
         values = {
             "tokenizer": str(corpus.TOKENIZER), "seq_len": workload.seq_len, "execution": {"workers": 2},
-            "datasets": {"rows": {
-                "source": {"train_urls": ["rows.jsonl"]}, "format": {"kind": "chat"}, "splits": {"validation": 0},
-                "template": {"chat_template": {"file": str(corpus.TRAINING_TEMPLATE)}, "on_dropped": dropped},
-            }},
+            "datasets": {"rows": describe_rows()},
         }  # fmt: skip
         # JSON is YAML.
         (folder / "rows.yaml").write_text(json.dumps(values), encoding="utf-8")

@@ -82,6 +82,9 @@ def describe_printed_chats(texts: Sequence[str]) -> str:
     All of such a document would train, its prompts too.
     """
 
+    if not texts:
+        return ""
+
     def is_most(holds: Callable[[str], object]) -> bool:
         return sum(bool(holds(text)) for text in texts) * 2 > len(texts)
 

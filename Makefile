@@ -64,9 +64,10 @@ fix: $(CHECKS)  ## apply the formatter and the automatic fixes of the linter
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-campaign: $(CHECKS)  ## run every test there is, then those of CI with the lowest and newest versions and on other Pythons
+campaign: $(CHECKS)  ## run every test there is, ask whether builds got slower, then test the lowest, the newest and other Pythons
 	@$(call install,.[campaign])
 	@$(BIN)/python -m pytest -q --campaign --timeout 3600 $(PYTEST_ARGS)
+	@$(BIN)/python -m benchmarks.hold
 	@$(MAKE) lowest newest CI=1
 	@for one in $(CAMPAIGN_PYTHONS); do \
 	  if "$$one" -c 'import venv, ensurepip' 2>/dev/null; then \

@@ -15,6 +15,7 @@ from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.catalog import Auto, Chat, Supervised, Text
 from rowmill.kinds.reading.canonicalization import (
     Canonicalizer,
+    hash_plain_chat,
     hash_row_content,
     list_present_columns,
     remove_nulls,
@@ -129,6 +130,7 @@ def test_plain_chat_is_the_row_that_reading_the_record_gives(
         whole = Row("conversation", tuple(chat.messages), report=report, read_columns=chat.read_columns)
         assert reader.read(record, arrow=arrow) == (whole,)
         assert not list_present_columns(record, reader.unread_preferences)
+        assert hash_plain_chat(chat.messages) == hash_row_content(whole)
 
 
 HI: list[Json] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -154,7 +156,11 @@ HI: list[Json] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "cont
 def test_chat_of_roles_and_texts_is_plain_in_every_shape(
     record: dict[str, Json], schema: str, columns: tuple[str, ...]
 ) -> None:
-    assert Canonicalizer(DatasetOptions(format=Chat())).read_plain(record) == PlainChat(schema, HI, columns)
+    chat = Canonicalizer(DatasetOptions(format=Chat())).read_plain(record)
+
+    assert chat is not None
+    assert chat == PlainChat(schema, HI, columns)
+    assert hash_plain_chat(chat.messages) == hash_row_content(Row("conversation", tuple(chat.messages)))
 
 
 @pytest.mark.parametrize(

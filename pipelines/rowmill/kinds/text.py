@@ -81,7 +81,6 @@ def describe_printed_chats(texts: Sequence[str]) -> str:
 
     All of such a document would train, its prompts too.
     """
-
     if not texts:
         return ""
 

@@ -51,6 +51,7 @@ from rowmill.kinds.shared.training_flags import (
 from rowmill.schema.rows import (
     CANONICAL_FLAGS,
     ROW_KINDS,
+    Message,
     PlainChat,
     Rejected,
     Row,
@@ -269,6 +270,12 @@ def hash_row_content(row: Row) -> bytes:
         # Rows that differ in a field beside the columns of their kind are not duplicates.
         added = sorted(row.columns.keys() - {column.name for column in own.columns})
         content += [[name, _digest_array(row.columns[name])] for name in added]
+    return hashlib.blake2b(canonical_json(content), digest_size=CONTENT_HASH_BYTES).digest()
+
+
+def hash_plain_chat(messages: list[Message]) -> bytes:
+    """Return `hash_row_content` of the row of a plain chat, in half the time because no row is made."""
+    content: list[Json] = ["conversation", messages, None, {}, None, None, None]
     return hashlib.blake2b(canonical_json(content), digest_size=CONTENT_HASH_BYTES).digest()
 
 

@@ -24,6 +24,7 @@ from rowmill.core.json import Json, to_json
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.kinds.reading.canonicalization import (
     UnreadTextCounter,
+    hash_plain_chat,
     hash_row_content,
     list_present_columns,
     open_row_reader,
@@ -162,7 +163,7 @@ class RowColumns:
         if not self.chats:
             return self._tabulate_rows()
         chats, schema = self.chats, self.schema
-        hashes = [hash_row_content(Row("conversation", tuple(chat))) for chat in chats]
+        hashes = list(map(hash_plain_chat, chats))
         splits = self.splitter.assign_by_contents(hashes, source=self.hint)
         columns: dict[str, pa.Array] = {
             "row_id": pa.array(self.chat_ids, pa.string()),

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from rowmill.core.errors import ConfigError, ContextOverflowError
 from rowmill.kinds.tables.inference import describe_column_contract
-from rowmill.kinds.tables.record_tokens import Encode, PromptFrame, build_prompt_frame
+from rowmill.kinds.tables.prompt import Encode, PromptFrame, build_prompt_frame
 from rowmill.kinds.tables.records import Records
 from rowmill.kinds.tables.schema import Column, RecordSchema
 from rowmill.kinds.tables.table_contract import TableContract

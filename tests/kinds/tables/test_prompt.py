@@ -6,7 +6,7 @@ import pytest
 
 from rowmill.core.errors import ConfigError
 from rowmill.kinds.tables.options import Delimiters
-from rowmill.kinds.tables.record_tokens import FAMILIES, PromptFrame, build_prompt_frame
+from rowmill.kinds.tables.prompt import FAMILIES, PromptFrame, build_prompt_frame
 from rowmill.kinds.tables.records import Records
 from rowmill.kinds.tables.schema import Column, RecordSchema
 from rowmill.tokenization.tokenizer import TokenizerCard

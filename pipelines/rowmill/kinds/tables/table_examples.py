@@ -81,13 +81,13 @@ from rowmill.kinds.tables.partitions import (
     share_sample,
     split_block_keys,
 )
+from rowmill.kinds.tables.prompt import PromptFrame, build_prompt_frame
 from rowmill.kinds.tables.record_tokens import (
     RECORD_EXAMPLES,
     VERSION,
     BuildExamplesInputs,
     EncodeInputs,
     PrefillOptions,
-    PromptFrame,
     cut_slices,
     write_prefill,
 )
@@ -264,7 +264,7 @@ def _encode_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -
     observed = load_observed_table(context.input(CANONICAL_ROWS).details)
     form, card = require_records(context.dataset), tokenizer.card
     encoder = open_encoder(context.store.root, path)
-    frame = record_tokens.build_prompt_frame(
+    frame = build_prompt_frame(
         observed.schema,
         replace(card, vocab_size=context.recipe.vocab_size or card.vocab_size),
         lambda text: encoder.reference.encode(text, add_special_tokens=False).ids,

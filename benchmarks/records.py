@@ -26,12 +26,12 @@ from rowmill.build.steps import Project
 from rowmill.core import permutation
 from rowmill.core.storage import Store
 from rowmill.kinds.tables.partition_plan import (
-    AssembledExamples,
     BudgetSampler,
+    CutExamples,
     ExampleLimits,
-    RecordLengths,
-    assemble_examples,
-    resample,
+    SplitRecords,
+    cut_examples,
+    order_records,
 )
 from rowmill.recipe.recipe import parse_recipe
 
@@ -52,36 +52,36 @@ def assembly() -> None:
     random = np.random.default_rng(0)
     tokens = random.integers(20, 200, LENGTHS).astype(np.int64)
     borders = np.sort(random.choice(np.arange(1, LENGTHS), 20_000, replace=False))
-    of = RecordLengths(tokens, np.concatenate(([0], borders, [LENGTHS])).astype(np.int64))
-    alone = RecordLengths(tokens, np.arange(LENGTHS + 1))
+    of = SplitRecords(tokens, np.concatenate(([0], borders, [LENGTHS])).astype(np.int64))
+    alone = SplitRecords(tokens, np.arange(LENGTHS + 1))
 
     def draw(room: ExampleLimits) -> BudgetSampler:
-        span = room.records - room.min_budget + 1
+        span = room.record_tokens - room.min_budget_tokens + 1
 
         def of_series(number: int, group: int) -> Callable[[int], int]:
             # As `partition_plan.py` draws.
             key = permutation.make_label_hasher(0, "budget", "bench", "train", number, group)
-            return lambda ordinal: room.min_budget + (key(ordinal) * span >> 64)
+            return lambda ordinal: room.min_budget_tokens + (key(ordinal) * span >> 64)
 
         return of_series
 
     for cap in (1, 10, None):
         room, wide = ExampleLimits(4096, 40, cap), ExampleLimits(1 << 20, 40, cap)
-        ways: dict[str, Callable[[], AssembledExamples]] = {
-            "tabular": lambda room=room: assemble_examples(
-                alone, resample(alone, None, shuffled, is_series=False), room, "tabular"
+        ways: dict[str, Callable[[], CutExamples]] = {
+            "tabular": lambda room=room: cut_examples(
+                alone, order_records(alone, None, shuffled, is_series=False), room, "tabular"
             ),
-            "grouped": lambda wide=wide: assemble_examples(
-                of, resample(of, None, shuffled, is_series=False), wide, "grouped"
+            "grouped": lambda wide=wide: cut_examples(
+                of, order_records(of, None, shuffled, is_series=False), wide, "grouped"
             ),
-            "sequential": lambda room=room: assemble_examples(
-                of, resample(of, None, shuffled, is_series=True), room, "sequential", draw(room)
+            "sequential": lambda room=room: cut_examples(
+                of, order_records(of, None, shuffled, is_series=True), room, "sequential", draw(room)
             ),
         }
         for mode, way in ways.items():
             made, taken, worked = timed(way)
             measure.emit(
-                "record_assembly", mode=mode, cap=cap, records=LENGTHS, examples=len(made.examples) - 1, seconds=taken,
+                "record_assembly", mode=mode, cap=cap, records=LENGTHS, examples=len(made.passes), seconds=taken,
                 cpu_s=worked,
             )  # fmt: skip
 

@@ -13,13 +13,13 @@ from rowmill.core.permutation import make_feistel
 from rowmill.kinds.tables.partition_plan import (
     DELIMITERS_PER_UNIT,
     FLUSHES,
-    AssembledExamples,
     BudgetSampler,
+    CutExamples,
     ExampleLimits,
-    RecordLengths,
-    RecordPass,
-    assemble_examples,
-    resample,
+    RecordOrder,
+    SplitRecords,
+    cut_examples,
+    order_records,
     split_large_runs,
 )
 
@@ -35,31 +35,31 @@ def AS_GIVEN(number: int, count: int) -> Ints:  # noqa: N802
     return np.arange(count)
 
 
-def records(*groups: Sequence[int]) -> RecordLengths:
+def records(*groups: Sequence[int]) -> SplitRecords:
     sizes = np.array([0, *(len(group) for group in groups)], np.int64)
-    return RecordLengths(np.array([one for group in groups for one in group], np.int64), np.cumsum(sizes))
+    return SplitRecords(np.array([one for group in groups for one in group], np.int64), np.cumsum(sizes))
 
 
-def alone(lengths: Sequence[int]) -> RecordLengths:
+def alone(lengths: Sequence[int]) -> SplitRecords:
     return records(*((one,) for one in lengths))
 
 
-def lengths_of(made: AssembledExamples, of: RecordLengths, room: ExampleLimits) -> list[int]:
-    return made.lengths(of.tokens, room).tolist()
+def lengths_of(made: CutExamples, of: SplitRecords, room: ExampleLimits) -> list[int]:
+    return made.count_tokens(of, room).tolist()
 
 
-def examples_of(made: AssembledExamples) -> list[list[int]]:
-    bounds = made.record_offsets.tolist()
+def examples_of(made: CutExamples) -> list[list[int]]:
+    bounds = made.example_first_place.tolist()
     return [made.records[a:b].tolist() for a, b in pairwise(bounds)]
 
 
-def ended(made: AssembledExamples) -> list[str]:
+def ended(made: CutExamples) -> list[str]:
     return [FLUSHES[one] for one in made.flushes.tolist()]
 
 
 def drawing(limits: ExampleLimits, seed: int) -> BudgetSampler:
-    span = limits.records - limits.min_budget + 1
-    return lambda number, group: lambda ordinal: limits.min_budget + (seed * 7 + number + group + 3 * ordinal) % span
+    least, span = limits.min_budget_tokens, limits.record_tokens - limits.min_budget_tokens + 1
+    return lambda number, group: lambda ordinal: least + (seed * 7 + number + group + 3 * ordinal) % span
 
 
 def drawn(budget: int) -> BudgetSampler:
@@ -73,7 +73,7 @@ def drawn(budget: int) -> BudgetSampler:
 def test_tabular_page_of_four_records_gives_the_sizes_of_the_specification(limit: int, sizes: list[int]) -> None:
     of, room = alone(PAGE), ExampleLimits(limit, 36, 3)
 
-    made = assemble_examples(of, resample(of, None, AS_GIVEN, is_series=False), room, "tabular")
+    made = cut_examples(of, order_records(of, None, AS_GIVEN, is_series=False), room, "tabular")
 
     assert lengths_of(made, of, room) == sizes
 
@@ -86,7 +86,7 @@ def test_grouped_page_of_two_groups_gives_the_sizes_of_the_specification(
 ) -> None:
     of, room = records((85, 80, 74), (80, 80, 85)), ExampleLimits(limit, 36, cap)
 
-    made = assemble_examples(of, resample(of, None, AS_GIVEN, is_series=False), room, "grouped")
+    made = cut_examples(of, order_records(of, None, AS_GIVEN, is_series=False), room, "grouped")
 
     assert lengths_of(made, of, room) == sizes
 
@@ -100,7 +100,7 @@ def test_sequential_page_of_two_series_gives_the_sizes_of_the_specification(
 ) -> None:
     of, room = records(A, B), ExampleLimits(limit, 35, cap)
 
-    made = assemble_examples(of, resample(of, None, AS_GIVEN, is_series=True), room, "sequential")
+    made = cut_examples(of, order_records(of, None, AS_GIVEN, is_series=True), room, "sequential")
 
     assert lengths_of(made, of, room) == sizes
     assert ended(made)[-1] == "end"
@@ -119,9 +119,9 @@ def test_budget_of_a_thousand_flushes_as_specified(
 ) -> None:
     of, room = records(tokens), ExampleLimits(1000 + 10 + DELIMITERS_PER_UNIT, 10, None)
 
-    made = assemble_examples(
+    made = cut_examples(
         of,
-        resample(of, None, AS_GIVEN, is_series=True),
+        order_records(of, None, AS_GIVEN, is_series=True),
         room,
         "sequential",
         None if draw is None else drawn(draw),
@@ -134,11 +134,11 @@ def test_budget_of_a_thousand_flushes_as_specified(
 def test_budget_is_at_least_seven_tenths_and_the_size_of_a_record_above_it() -> None:
     of, room = records((900, 50)), ExampleLimits(1012, 10, None)
 
-    made = assemble_examples(of, resample(of, None, AS_GIVEN, is_series=True), room, "sequential", drawn(700))
+    made = cut_examples(of, order_records(of, None, AS_GIVEN, is_series=True), room, "sequential", drawn(700))
 
-    assert made.budgets.tolist() == [900, 700]
+    assert made.budget_tokens.tolist() == [900, 700]
 
-    assert [ExampleLimits(12 + m, 10, None).min_budget for m in (1000, 1001, 1, 10)] == [700, 701, 1, 7]
+    assert [ExampleLimits(12 + m, 10, None).min_budget_tokens for m in (1000, 1001, 1, 10)] == [700, 701, 1, 7]
 
 
 # ── Why an example ends ────────────────────────────────────────────────────────────────────────────
@@ -147,7 +147,7 @@ def test_budget_is_at_least_seven_tenths_and_the_size_of_a_record_above_it() -> 
 def test_flush_names_the_first_reason_in_order_and_a_pass_always_ends_with_one() -> None:
     of, room = records((5, 5, 5), (5,), (5, 5)), ExampleLimits(12 + 10, 10, 2)
 
-    made = assemble_examples(of, resample(of, 12, AS_GIVEN, is_series=True), room, "sequential")
+    made = cut_examples(of, order_records(of, 12, AS_GIVEN, is_series=True), room, "sequential")
 
     assert ended(made) == [
         "max_records", "group_change", "group_change", "restart", "max_records", "group_change", "group_change", "end",
@@ -155,7 +155,7 @@ def test_flush_names_the_first_reason_in_order_and_a_pass_always_ends_with_one()
 
     of, room = alone((5, 5, 5)), ExampleLimits(1000, 10, None)
 
-    made = assemble_examples(of, resample(of, 7, SHUFFLED, is_series=False), room, "tabular")
+    made = cut_examples(of, order_records(of, 7, SHUFFLED, is_series=False), room, "tabular")
 
     assert [len(one) for one in examples_of(made)] == [3, 3, 1]
     assert ended(made) == ["restart", "restart", "end"]
@@ -165,46 +165,54 @@ def test_flush_names_the_first_reason_in_order_and_a_pass_always_ends_with_one()
 # ── Resampling ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def shown(passes: list[RecordPass]) -> list[int]:
-    return [one for own in passes for one in own.records.tolist()]
+def passes_of(order: RecordOrder) -> list[list[int]]:
+    """Return the records of each pass."""
+    return [one.tolist() for one in np.split(order.records, order.pass_first_place[1:-1])]
+
+
+def run_sizes(order: RecordOrder) -> list[int]:
+    return np.diff(order.run_first_place).tolist()
 
 
 def test_resampled_passes_show_as_many_records_as_asked_for_in_other_orders() -> None:
-    passes = resample(alone([7] * 10), 25, SHUFFLED, is_series=False)
+    order = order_records(alone([7] * 10), 25, SHUFFLED, is_series=False)
 
-    assert len(shown(passes)) == 25
-    assert [sorted(one.records.tolist()) for one in passes[:2]] == [list(range(10))] * 2
-    assert len(set(passes[2].records.tolist())) == 5
+    assert len(order.records.tolist()) == 25
+    passes = passes_of(order)
+    assert [sorted(one) for one in passes[:2]] == [list(range(10))] * 2
+    assert len(set(passes[2])) == 5
 
     of = records(*([1] * 3 for _ in range(30)))
 
-    first, second = resample(of, 180, SHUFFLED, is_series=True)
+    first, second = passes_of(order_records(of, 180, SHUFFLED, is_series=True))
 
-    assert first.records.tolist() == list(range(90))
-    assert second.records.tolist() != first.records.tolist()
-    assert sorted(second.records.tolist()) == list(range(90))
+    assert first == list(range(90))
+    assert second != first
+    assert sorted(second) == list(range(90))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_grouped_resampling_adds_whole_groups_until_six(seed: int) -> None:
     of = records(*([1] * size for size in (1, 2, 3, 4, 5)))
 
-    [only] = resample(of, 6, lambda _, count: make_feistel(count, seed)(np.arange(count)), is_series=False)
+    order = order_records(of, 6, lambda _, count: make_feistel(count, seed)(np.arange(count)), is_series=False)
 
-    count = len(only.records)
-    assert 6 <= count <= 10
-    assert count - int(only.sizes[-1]) < 6
-    assert set(only.sizes.tolist()) <= {1, 2, 3, 4, 5}
+    [only] = passes_of(order)
+    sizes = run_sizes(order)
+    assert 6 <= len(only) <= 10
+    assert len(only) - sizes[-1] < 6
+    assert set(sizes) <= {1, 2, 3, 4, 5}
 
 
 @pytest.mark.parametrize("wanted", range(1, 16))
 def test_sequential_partial_pass_cuts_its_last_series_to_a_prefix(wanted: int) -> None:
     of = records(*([1] * size for size in (1, 2, 3, 4, 5)))
 
-    [only] = resample(of, wanted, SHUFFLED, is_series=True)
+    order = order_records(of, wanted, SHUFFLED, is_series=True)
 
-    assert len(only.records.tolist()) == wanted
-    assert all(first in of.groups.tolist() for first in only.records[np.cumsum(only.sizes) - only.sizes].tolist())
+    [only] = passes_of(order)
+    assert len(only) == wanted
+    assert set(order.records[order.run_first_place[:-1]].tolist()) <= set(of.group_first_record.tolist())
 
 
 # ── Invariants ───────────────────────────────────────────────────────────────────────────────────────
@@ -222,13 +230,13 @@ def test_tabular_examples_contain_every_record_of_a_pass_once_within_limits(
     lengths: list[int], cap: int | None, room: int, wanted: int | None
 ) -> None:
     of, limits = alone(lengths), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, cap)
-    passes = resample(of, wanted, SHUFFLED, is_series=False)
+    order = order_records(of, wanted, SHUFFLED, is_series=False)
 
-    made = assemble_examples(of, passes, limits, "tabular")
+    made = cut_examples(of, order, limits, "tabular")
 
-    assert made.records.tolist() == shown(passes)
-    _keeps_limits(made, of, limits, np.diff(made.record_offsets))
-    _is_greedy(made, of, limits, lambda tokens: tokens <= limits.records)
+    assert made.records.tolist() == order.records.tolist()
+    _keeps_limits(made, of, limits, np.diff(made.example_first_place))
+    _is_greedy(made, of, limits, lambda tokens: tokens <= limits.record_tokens)
 
 
 @given(groups=GROUPS, cap=CAPS, room=st.integers(240, 500), wanted=WANTED)
@@ -236,28 +244,28 @@ def test_grouped_examples_never_cut_a_group(
     groups: list[list[int]], cap: int | None, room: int, wanted: int | None
 ) -> None:
     of, limits = records(*groups), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, cap)
-    passes = resample(of, wanted, SHUFFLED, is_series=False)
+    order = order_records(of, wanted, SHUFFLED, is_series=False)
 
-    made = assemble_examples(of, passes, limits, "grouped")
+    made = cut_examples(of, order, limits, "grouped")
 
-    units = [made.records[a:b].tolist() for a, b in zip(made.units, made.units[1:], strict=False)]
-    whole = [list(range(a, b)) for a, b in zip(of.groups, of.groups[1:], strict=False)]
+    units = [made.records[a:b].tolist() for a, b in pairwise(made.unit_first_place)]
+    whole = [list(range(a, b)) for a, b in pairwise(of.group_first_record)]
     assert all(unit in whole for unit in units)
-    assert made.records.tolist() == shown(passes)
-    _keeps_limits(made, of, limits, np.diff(made.examples))
+    assert made.records.tolist() == order.records.tolist()
+    _keeps_limits(made, of, limits, np.diff(made.example_first_unit))
 
 
 @given(groups=GROUPS, room=st.integers(40, 90))
 def test_oversized_groups_are_split_between_records_and_lose_none(groups: list[list[int]], room: int) -> None:
     of, limits = records(*groups), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, None)
 
-    [whole] = resample(of, None, AS_GIVEN, is_series=False)
-    made = split_large_runs(of, whole, limits)
+    made = split_large_runs(of, order_records(of, None, AS_GIVEN, is_series=False), limits)
 
-    pieces = [one.tolist() for one in np.split(made.records, np.cumsum(made.sizes)[:-1])]
+    assert len(passes_of(made)) == 1
+    pieces = [one.tolist() for one in np.split(made.records, made.run_first_place[1:-1])]
     assert [one for piece in pieces for one in piece] == list(range(len(of.tokens)))
-    assert all(int(of.tokens[piece].sum()) <= limits.records for piece in pieces)
-    assert set(of.groups.tolist()) <= {*(piece[0] for piece in pieces), len(of.tokens)}
+    assert all(int(of.tokens[piece].sum()) <= limits.record_tokens for piece in pieces)
+    assert set(of.group_first_record.tolist()) <= {*(piece[0] for piece in pieces), len(of.tokens)}
 
 
 @pytest.mark.slow
@@ -267,27 +275,27 @@ def test_sequential_examples_contain_one_group_in_order_within_their_budgets(
 ) -> None:
     of, limits = records(*groups), ExampleLimits(room + 5 + DELIMITERS_PER_UNIT, 5, cap)
     draws = drawing(limits, seed)
-    passes = resample(of, wanted, SHUFFLED, is_series=True)
+    order = order_records(of, wanted, SHUFFLED, is_series=True)
 
-    made = assemble_examples(of, passes, limits, "sequential", draws)
+    made = cut_examples(of, order, limits, "sequential", draws)
 
-    assert made.records.tolist() == shown(passes)
-    _keeps_limits(made, of, limits, np.diff(made.record_offsets))
-    for example, budget in zip(examples_of(made), made.budgets.tolist(), strict=True):
+    assert made.records.tolist() == order.records.tolist()
+    _keeps_limits(made, of, limits, np.diff(made.example_first_place))
+    for example, budget in zip(examples_of(made), made.budget_tokens.tolist(), strict=True):
         assert example == list(range(example[0], example[-1] + 1))
-        assert len({int(np.searchsorted(of.groups, one, "right")) for one in example}) == 1
+        assert len({int(np.searchsorted(of.group_first_record, one, "right")) for one in example}) == 1
         first = int(of.tokens[example[0]])
-        assert limits.min_budget <= budget <= limits.records or budget == first
+        assert limits.min_budget_tokens <= budget <= limits.record_tokens or budget == first
         assert int(of.tokens[example].sum()) <= budget
 
 
-def _keeps_limits(made: AssembledExamples, of: RecordLengths, limits: ExampleLimits, counted: Ints) -> None:
-    assert max(lengths_of(made, of, limits)) <= limits.limit
+def _keeps_limits(made: CutExamples, of: SplitRecords, limits: ExampleLimits, counted: Ints) -> None:
+    assert max(lengths_of(made, of, limits)) <= limits.example_tokens
     assert limits.cap is None or int(counted.max()) <= limits.cap
-    assert len(made.budgets) == len(made.flushes) == len(made.passes) == len(made.examples) - 1
+    assert len(made.budget_tokens) == len(made.flushes) == len(made.passes) == len(made.example_first_unit) - 1
 
 
-def _is_greedy(made: AssembledExamples, of: RecordLengths, limits: ExampleLimits, fits: Callable[[int], bool]) -> None:
+def _is_greedy(made: CutExamples, of: SplitRecords, limits: ExampleLimits, fits: Callable[[int], bool]) -> None:
     """Assert that an example ends for its budget only if the next record would not fit."""
     examples = examples_of(made)
     for one, following, reason in zip(examples, examples[1:], ended(made), strict=False):
@@ -298,11 +306,10 @@ def _is_greedy(made: AssembledExamples, of: RecordLengths, limits: ExampleLimits
 @pytest.mark.parametrize("cap", [1, 7, None])
 def test_plan_without_records_is_empty(cap: int | None) -> None:
     of, room = records(), ExampleLimits(100, 10, cap)
-    nothing: Ints = np.empty(0, np.int64)
 
     for made in (
-        assemble_examples(of, resample(of, None, AS_GIVEN, is_series=False), room, "tabular"),
-        assemble_examples(of, resample(of, 5, AS_GIVEN, is_series=False), room, "grouped"),
-        assemble_examples(of, resample(of, 5, AS_GIVEN, is_series=True), room, "sequential"),
+        cut_examples(of, order_records(of, None, AS_GIVEN, is_series=False), room, "tabular"),
+        cut_examples(of, order_records(of, 5, AS_GIVEN, is_series=False), room, "grouped"),
+        cut_examples(of, order_records(of, 5, AS_GIVEN, is_series=True), room, "sequential"),
     ):
-        assert made.lengths(nothing, room).tolist() == []
+        assert made.count_tokens(of, room).tolist() == []

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -39,6 +39,15 @@ class EncodedRecordDetails(Details):
     """Place, reason and detail of each."""
 
 
+class ExampleSlice(NamedTuple):
+    """A slice of the plan of a split, which becomes a part of examples."""
+
+    fingerprint: str
+    split: str
+    records: int
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionPlanDetails(Details):
     """What the plan of one partition names."""
@@ -46,11 +55,9 @@ class PartitionPlanDetails(Details):
     plan: tuple[Any, ...]
     """`PLAN_FACTS` as JSON."""
     slices: tuple[tuple[str, str, int, int], ...]
-    """Fingerprint, split, records and tokens of each slice."""
+    """The fields of each `ExampleSlice`."""
     states: Mapping[str, str]
     """A digest of the states of the rows of each part that are not kept, by the part's number."""
-    prefills: tuple[str, ...]
-    """Fingerprints of the prefills of series."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,20 +1,27 @@
-"""The plan of a table: which records make which examples, computed from lengths alone, and what is counted of it.
+"""The plan of a table: its records in order, cut into examples by a mode, from their numbers of tokens alone.
 
-    lengths, index ─► what fits ─► passes ─► assembled ─► facts
+    order       ‖ r4 │ r0 r1 r2 │ r3 ‖ r0 r1 r2 │ …        ‖ a pass begins   │ a run begins
+    places        0    1  2  3    4    5  6  7             a record has one place in each pass that shows it
+
+    tabular       prompt BOS r0 r1 r2 EOS                  a run is one record
+    grouped       prompt BOS r4 EOS BOS r0 r1 r2 EOS       a run is a group, or a part of one that is too large
+    sequential    prompt BOS r0 r1 EOS, prompt BOS r2 EOS  a run is a series, or the beginning of one
+
+    mode          an example is      each piece          it ends at     a unit, from BOS    its budget, in tokens
+                  cut from pieces    costs, in tokens    the latest     to EOS, is          of records, is
+    tabular       record             record              with a pass    all its pieces      full
+    grouped       run                run + BOS + EOS     with a pass    one piece           full
+    sequential    record             record              with a run     all its pieces      drawn
+
+So an example is the longest row of pieces that its budget and the cap allow. Planning loops per example, never per
+record, so it is linear in the records whatever the cap.
+
+An offset is named after what it counts and where it begins: `run_first_place[k]` is the first place of run k, and
+`run_first_place[k + 1]` that of the next run, so that one more than there are runs ends the last one. The records of a
+split are numbered 0 … R−1, by group key and then by position.
 
 A build plans all partitions before it writes any examples. Sizes are kept as the number of times that each occurs, so
 that the facts of a table are exact, whatever number of partitions they are added up from.
-
-Records are assembled into examples on token counts alone:
-
-    lengths 85 80 79 80, prompt 36, at most 282 tokens, cap 3
-
-    tabular      prompt BOS r0 r1 r2 EOS      36 + 2 + 244 = 282, then 36 + 2 + 80
-    grouped      prompt (BOS group EOS)+      a group is never split
-    sequential   as tabular, one group, in order; each example draws its token budget
-
-Records are numbered 0 … n−1, sorted by group key and then by position; callers map the numbers to rows. Loops run per
-example, never per record, so planning is linear in the records whatever the cap.
 """
 
 from bisect import bisect_right
@@ -30,10 +37,10 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from rowmill.core import permutation
-from rowmill.core.arrays import Ints, compute_offsets, expand_ranges
+from rowmill.core.arrays import Bools, Ints, are_among, compute_offsets, expand_ranges, mark_changes
 from rowmill.core.errors import ContextOverflowError
-from rowmill.kinds.tables.options import RecordOptions as RecordsFormat
-from rowmill.kinds.tables.partitions import RowIndex
+from rowmill.kinds.tables.options import RecordOptions
+from rowmill.kinds.tables.partitions import IndexOptions, PartitionRows
 from rowmill.kinds.tables.schema import Mode
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.schema.ledger import sum_counts
@@ -49,77 +56,141 @@ DELIMITERS_PER_UNIT = 2
 
 @dataclass(frozen=True, slots=True)
 class ExampleLimits:
-    """Limits of an example: `limit` tokens in all, `prompt` of them for the prompt, at most `cap` units."""
+    """Limits of an example: its tokens in all, those of its prompt, and the number of its pieces."""
 
-    limit: int
-    prompt: int
+    example_tokens: int
+    prompt_tokens: int
     cap: int | None
 
     @property
-    def records(self) -> int:
+    def record_tokens(self) -> int:
         """Tokens left for records after the prompt, one BOS and one EOS; may be negative."""
-        return self.limit - self.prompt - DELIMITERS_PER_UNIT
+        return self.example_tokens - self.prompt_tokens - DELIMITERS_PER_UNIT
 
     @property
-    def min_budget(self) -> int:
-        """The smallest budget that an example of a series may draw: seven tenths of `records`, rounded up."""
-        return -(-7 * self.records // 10)
+    def min_budget_tokens(self) -> int:
+        """The smallest budget that an example of a series may draw: seven tenths of `record_tokens`, rounded up."""
+        return -(-7 * self.record_tokens // 10)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RecordLengths:
-    """Token counts of the records of one split; group g owns records `[groups[g], groups[g + 1])`."""
+class SplitRecords:
+    """The records of a split: `tokens` int64[R] of each, and the first record of each group, int64[G + 1]."""
 
     tokens: Ints
-    groups: Ints
+    group_first_record: Ints
 
     @property
     def group_tokens(self) -> Ints:
         """Tokens of each group's records."""
-        ends = compute_offsets(self.tokens)
-        return ends[self.groups[1:]] - ends[self.groups[:-1]]
+        return np.diff(compute_offsets(self.tokens)[self.group_first_record])
 
     @property
-    def group_sizes(self) -> Ints:
-        return np.diff(self.groups)
+    def group_records(self) -> Ints:
+        return np.diff(self.group_first_record)
+
+    def find_groups(self, records: Ints) -> Ints:
+        """Return the group of each record."""
+        return np.searchsorted(self.group_first_record, records, "right") - 1
+
+
+# ── Records in order ───────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RecordPass:
-    """A full or partial pass: the records in their order, and the sizes of the runs that stay together.
+class RecordOrder:
+    """Records in the order in which examples show them: passes of runs, whose records stay together.
 
-    In tabular mode a run is one record, otherwise a group (a partial pass may cut a series to a prefix).
+    `records` int64[N] has the record at each place, `run_first_place` int64[K + 1] where runs begin, `pass_first_run`
+    int64[P + 1] the first run of each pass.
     """
 
     records: Ints
-    sizes: Ints
+    run_first_place: Ints
+    pass_first_run: Ints
+
+    @property
+    def pass_first_place(self) -> Ints:
+        return self.run_first_place[self.pass_first_run]
+
+
+Permute = Callable[[int, int], Ints]
+"""(pass, n) → a permutation of 0 … n−1."""
+
+
+def order_records(
+    records: SplitRecords, wanted_records: int | None, permute: Permute, *, is_series: bool
+) -> RecordOrder:
+    """Put groups of records in order (alone, each record is one): each once, or so often that `wanted_records` show.
+
+    The last pass adds groups until its share is reached; the last series is truncated to a prefix. Passes permute the
+    groups, never their records; a full first pass over series is in key order.
+    """
+    available, group_records = len(records.tokens), records.group_records
+    full_passes, rest = (1, 0) if wanted_records is None else divmod(wanted_records, max(available, 1))
+    pass_records = [available] * full_passes + [rest] * (rest > 0) if available else []
+    run_groups: list[Ints] = []
+    run_records: list[Ints] = []
+    for number, wanted in enumerate(pass_records):
+        is_in_order = is_series and number == 0 and wanted == available
+        groups = np.arange(len(group_records)) if is_in_order else permute(number, len(group_records))
+        ends = np.cumsum(group_records[groups])
+        groups = groups[: int(np.searchsorted(ends, wanted)) + 1]
+        sizes = group_records[groups]
+        if is_series:
+            sizes[-1:] -= ends[len(groups) - 1] - wanted
+        run_groups.append(groups)
+        run_records.append(sizes)
+    none = np.empty(0, np.int64)
+    groups, sizes = np.concatenate([none, *run_groups]), np.concatenate([none, *run_records])
+    return RecordOrder(
+        records=expand_ranges(records.group_first_record[groups], sizes),
+        run_first_place=compute_offsets(sizes),
+        pass_first_run=compute_offsets([len(groups) for groups in run_groups]),
+    )
+
+
+def split_large_runs(records: SplitRecords, order: RecordOrder, limits: ExampleLimits) -> RecordOrder:
+    """Split the runs that are too large for an example between records, each piece as long as fits.
+
+    Every record fits `limits.record_tokens`.
+    """
+    place_offsets = compute_offsets(records.tokens[order.records])
+    first_places, _ = cut_pieces(
+        place_offsets.tolist(), order.run_first_place.tolist(), None, repeat(repeat(limits.record_tokens))
+    )
+    run_first_place = np.array(first_places, np.int64)
+    return RecordOrder(order.records, run_first_place, np.searchsorted(run_first_place, order.pass_first_place))
+
+
+# ── Cut into examples ──────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AssembledExamples:
-    """The examples of one split, as three levels of offsets.
+class CutExamples:
+    """The examples of a split: `records` int64[N] in their order, in units, and these in examples.
 
-    Unit u is records `[units[u], units[u + 1])` of `records` between a BOS and an EOS; example e is units
-    `[examples[e], examples[e + 1])` after one prompt. `budgets` are tokens of records, `flushes` index `FLUSHES`.
+    A unit has one BOS and one EOS, an example one prompt: `unit_first_place` int64[U + 1] says where units begin,
+    `example_first_unit` int64[E + 1] which unit is an example's first. Of each example there are its pass, its budget
+    in tokens of records, and why it ended, an index of `FLUSHES`.
     """
 
     records: Ints
-    units: Ints
-    examples: Ints
+    unit_first_place: Ints
+    example_first_unit: Ints
     passes: Ints
-    budgets: Ints
+    budget_tokens: Ints
     flushes: NDArray[np.int8]
 
     @property
-    def record_offsets(self) -> Ints:
-        """Offsets of the examples in `records`, the end included."""
-        return self.units[self.examples]
+    def example_first_place(self) -> Ints:
+        return self.unit_first_place[self.example_first_unit]
 
-    def lengths(self, tokens: Ints, limits: ExampleLimits) -> Ints:
+    def count_tokens(self, records: SplitRecords, limits: ExampleLimits) -> Ints:
         """Return the tokens of every example: the prompt, and per unit its records, BOS and EOS."""
-        ends = compute_offsets(tokens[self.records])
-        own = ends[self.record_offsets]
-        return limits.prompt + np.diff(own) + DELIMITERS_PER_UNIT * np.diff(self.examples)
+        place_offsets = compute_offsets(records.tokens[self.records])
+        record_tokens = np.diff(place_offsets[self.example_first_place])
+        return limits.prompt_tokens + record_tokens + DELIMITERS_PER_UNIT * np.diff(self.example_first_unit)
 
 
 BudgetSampler = Callable[[int, int], Callable[[int], int]]
@@ -129,110 +200,69 @@ BudgetSampler = Callable[[int, int], Callable[[int], int]]
 _RESTART, _GROUP, _CAP, _BUDGET, _END = range(len(FLUSHES))
 
 
-def cut_runs(
-    sums: Sequence[int], borders: Sequence[int], cap: int | None, budgets: Iterable[Iterator[int]]
-) -> tuple[list[int], list[int]]:
-    """Cut elements into the longest runs that fit into one example each; return their offsets, and their budgets.
+def cut_examples(
+    records: SplitRecords, order: RecordOrder, limits: ExampleLimits, mode: Mode, draw: BudgetSampler | None = None
+) -> CutExamples:
+    """Cut an order into examples, as the drawing above says; each run fits into one, or in a series each record.
 
-    `sums` are the cumulated costs. A run also ends after `cap` elements and at the next of `borders`, which begin with
-    0 and end with the elements; `budgets` are those of the runs between two borders. One element always fits.
+    `draw` is None for full budgets.
     """
-    offsets, used = [0], list[int]()
-    for (begin, end), own in zip(pairwise(borders), budgets, strict=False):
-        here = begin
-        while here < end:
-            budget, most = next(own), end if cap is None else min(here + cap, end)
-            here = most if most == here + 1 else bisect_right(sums, sums[here] + budget, here + 2, most + 1) - 1
-            offsets.append(here)
-            used.append(budget)
-    return offsets, used
-
-
-def assemble_examples(
-    records: RecordLengths,
-    passes: Sequence[RecordPass],
-    limits: ExampleLimits,
-    mode: Mode,
-    draw: BudgetSampler | None = None,
-) -> AssembledExamples:
-    """Assemble the runs of the passes, each of which fits into an example; `draw` is None for full budgets.
-
-    Examples are cut from records, in grouped mode from runs, each a unit of its own. No example goes on in another
-    pass, or of a series in another run.
-    """
-    none = np.empty(0, np.int64)
-    order = np.concatenate([none, *(one.records for one in passes)])
-    runs = compute_offsets(np.concatenate([none, *(one.sizes for one in passes)]))
-    # Where passes end: of runs, and of what examples are cut from.
-    pass_runs = compute_offsets([len(one.sizes) for one in passes])
-    tokens, ends, costs = records.tokens[order], runs[pass_runs], 0
-    sums = compute_offsets(tokens)
-    if mode == "grouped":
-        sums, ends, costs = sums[runs] + DELIMITERS_PER_UNIT * np.arange(len(runs)), pass_runs, DELIMITERS_PER_UNIT
-    borders = runs if mode == "sequential" else ends
-    budgets: Iterable[Iterator[int]] = repeat(repeat(limits.records + costs))
-    if draw is not None:
-        numbers = np.repeat(np.arange(len(passes)), np.diff(pass_runs)).tolist()
-        groups = (np.searchsorted(records.groups, order[runs[:-1]], "right") - 1).tolist()
-        budgets = (map(draw(*of_run), count()) for of_run in zip(numbers, groups, strict=True))
-    cuts, used = cut_runs(sums.tolist(), borders.tolist(), limits.cap, budgets)
-    offsets, own_budgets = np.array(cuts, np.int64), np.array(used, np.int64) - costs
-    flushes = np.full(len(used), _BUDGET, np.int8)
-    if limits.cap is not None:
-        flushes[np.diff(offsets) == limits.cap] = _CAP
-    if mode == "sequential":
-        flushes[np.isin(offsets[1:], borders)] = _GROUP
-    flushes[np.isin(offsets[1:], ends)] = _RESTART
-    flushes[-1:] = _END
+    place_offsets = compute_offsets(records.tokens[order.records])
     is_grouped = mode == "grouped"
-    return AssembledExamples(
-        records=order,
-        units=runs if is_grouped else offsets,
-        examples=offsets if is_grouped else np.arange(len(offsets), dtype=np.int64),
-        passes=np.searchsorted(ends, offsets[:-1], "right") - 1,
-        budgets=own_budgets if is_grouped else np.maximum(own_budgets, tokens[offsets[:-1]]),
+    own_delimiters = DELIMITERS_PER_UNIT if is_grouped else 0
+    piece_first_place = order.run_first_place if is_grouped else np.arange(len(place_offsets), dtype=np.int64)
+    pass_first_piece = order.pass_first_run if is_grouped else order.pass_first_place
+    # The pieces of a series are records, so that they are counted as places are.
+    border_pieces = order.run_first_place if mode == "sequential" else pass_first_piece
+    piece_offsets = place_offsets[piece_first_place] + own_delimiters * np.arange(len(piece_first_place))
+    # The BOS and EOS of one unit are no part of a budget, but of the cost of a piece with its own.
+    room_tokens: Iterable[Iterator[int]] = repeat(repeat(limits.record_tokens + own_delimiters))
+    if draw is not None:
+        run_pass = np.repeat(np.arange(len(order.pass_first_run) - 1), np.diff(order.pass_first_run))
+        run_group = records.find_groups(order.records[order.run_first_place[:-1]])
+        room_tokens = (map(draw(*run), count()) for run in zip(run_pass.tolist(), run_group.tolist(), strict=True))
+    first_pieces, rooms = cut_pieces(piece_offsets.tolist(), border_pieces.tolist(), limits.cap, room_tokens)
+    example_first_piece = np.array(first_pieces, np.int64)
+    begins, ends = example_first_piece[:-1], example_first_piece[1:]
+    first_piece_tokens = piece_offsets[begins + 1] - piece_offsets[begins]
+    flushes = np.full(len(ends), _BUDGET, np.int8)
+    if limits.cap is not None:
+        flushes[ends - begins == limits.cap] = _CAP
+    flushes[are_among(ends, border_pieces)] = _GROUP
+    flushes[are_among(ends, pass_first_piece)] = _RESTART
+    flushes[-1:] = _END
+    return CutExamples(
+        records=order.records,
+        unit_first_place=piece_first_place if is_grouped else piece_first_place[example_first_piece],
+        example_first_unit=example_first_piece if is_grouped else np.arange(len(example_first_piece), dtype=np.int64),
+        passes=np.searchsorted(pass_first_piece, begins, "right") - 1,
+        # A record may be larger than a budget that was drawn.
+        budget_tokens=np.maximum(np.array(rooms, np.int64), first_piece_tokens) - own_delimiters,
         flushes=flushes,
     )
 
 
-def split_large_runs(records: RecordLengths, one: RecordPass, limits: ExampleLimits) -> RecordPass:
-    """Split the runs of a pass that are too large for an example between records, each piece as long as fits.
+def cut_pieces(
+    piece_offsets: Sequence[int], border_pieces: Sequence[int], cap: int | None, room_tokens: Iterable[Iterator[int]]
+) -> tuple[list[int], list[int]]:
+    """Cut pieces into the longest rows that fit into one example each; return the first piece and the room of each.
 
-    Every record fits `limits.records`.
+    Piece p costs `piece_offsets[p + 1] - piece_offsets[p]` tokens, and one always fits. A row also ends after `cap`
+    pieces, and at the next of `border_pieces`, which begin with 0 and end with the number of pieces; `room_tokens`
+    yields, between two borders, the room of each row. The first pieces end with the number of pieces, too.
     """
-    sums, borders = compute_offsets(records.tokens[one.records]), compute_offsets(one.sizes)
-    cuts, _ = cut_runs(sums.tolist(), borders.tolist(), None, repeat(repeat(limits.records)))
-    return RecordPass(one.records, np.diff(cuts))
-
-
-# ── Passes over records ────────────────────────────────────────────────────────────────────────────
-
-
-Permute = Callable[[int, int], Ints]
-"""(pass, n) → a permutation of 0 … n−1."""
-
-
-def resample(records: RecordLengths, wanted: int | None, permute: Permute, *, is_series: bool) -> list[RecordPass]:
-    """Return passes over the groups of records (alone, each is one): each once, or `wanted` records in all.
-
-    The last pass adds groups until its share is reached; the last series is truncated to a prefix. Passes permute the
-    groups, never their records; a full first pass over series is in key order.
-    """
-    count, sizes = len(records.tokens), records.group_sizes
-    if not count:
-        return []
-    full, rest = (1, 0) if wanted is None else divmod(wanted, count)
-    passes: list[RecordPass] = []
-    for number, size in enumerate([*[count] * full, *([rest] if rest else [])]):
-        is_in_order = is_series and number == 0 and size == count
-        order = np.arange(len(sizes)) if is_in_order else permute(number, len(sizes))
-        ends = np.cumsum(sizes[order])
-        kept = order[: int(np.searchsorted(ends, size)) + 1]
-        own = sizes[kept]
-        if is_series:
-            own[-1:] -= ends[len(kept) - 1] - size
-        passes.append(RecordPass(expand_ranges(records.groups[kept], own), own))
-    return passes
+    first_pieces, rooms = [0], list[int]()
+    for (border, next_border), own_rooms in zip(pairwise(border_pieces), room_tokens, strict=False):
+        piece = border
+        while piece < next_border:
+            room, latest = next(own_rooms), next_border if cap is None else min(piece + cap, next_border)
+            if latest == piece + 1:
+                piece = latest
+            else:
+                piece = bisect_right(piece_offsets, piece_offsets[piece] + room, piece + 2, latest + 1) - 1
+            first_pieces.append(piece)
+            rooms.append(room)
+    return first_pieces, rooms
 
 
 # ── Facts of a plan ────────────────────────────────────────────────────────────────────────────────
@@ -377,93 +407,225 @@ class TablePlan:
 KEPT_STATE, NOT_SAMPLED, FIRST_REJECT_STATE = 0, 1, 2
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SplitTablePlan:
-    """One split's examples: `rows[r]` is the row of the plan's record r, `group_of[r]` its group (−1: none)."""
-
-    split: str
-    rows: Ints
-    groups: Ints
-    records: RecordLengths
-    assembled: AssembledExamples
-    lengths: Ints
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PartitionPlan:
-    """The examples of a partition, planned: `states` int8[N] say what becomes of each row.
-
-    Overflow i has the rows `overflow_rows[i]`.
-    """
-
-    mode: Mode
-    splits: tuple[SplitTablePlan, ...]
-    overflows: tuple[TableOverflow, ...]
-    overflow_rows: tuple[Ints, ...]
-    states: NDArray[np.int8]
-
-
 @dataclass(frozen=True, slots=True)
-class TablePlanRequest:
-    """Inputs of a plan other than lengths; the dataset's name, the seed and the partition's decide the sampling.
+class PlanRequest:
+    """What decides the plan of a partition beside its rows; the dataset's name and the seed decide what is drawn.
 
-    `wanted` records of train are sampled (None: each once). `partition` names one of several that the hash of keys
-    decides.
+    `wanted_records` of train are sampled (None: each is shown once).
     """
 
     dataset: str
     seed: int
-    form: RecordsFormat
+    form: RecordOptions
+    index: IndexOptions
     limits: ExampleLimits
-    wanted: int | None
-    partition: str | None = None
+    wanted_records: int | None
+
+    @property
+    def oversized_kind(self) -> Literal["record", "group"]:
+        """What must fit into an example: a group, unless the recipe lets it be split, or else a record."""
+        return "group" if self.form.mode == "grouped" and self.form.assembly.on_overflow != "split" else "record"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitPlan:
+    """The examples of a split, and the tokens of each: int64[E].
+
+    `rows[r]` is the row of record r in the partition's index, `group_keys[g]` the index's number of the key of group g
+    (−1: none).
+    """
+
+    split: str
+    rows: Ints
+    group_keys: Ints
+    records: SplitRecords
+    examples: CutExamples
+    example_tokens: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartitionPlan:
+    """The splits of a partition that have rows, and what becomes of each row: `states` int8[N].
+
+    Overflow i has the rows `[overflow_first_row[i], overflow_first_row[i + 1])` of `overflow_rows`.
+    """
+
+    mode: Mode
+    splits: tuple[SplitPlan, ...]
+    states: NDArray[np.int8]
+    overflows: tuple[TableOverflow, ...]
+    overflow_rows: Ints
+    overflow_first_row: Ints
 
 
 ColumnReader = Callable[[Ints, str], Sequence[str]]
 """Reads a column of rows, given their numbers in the index."""
 
 
-def plan_partition(
-    request: TablePlanRequest, index: RowIndex, lengths: Ints, *, read_column: ColumnReader
-) -> PartitionPlan:
-    """Plan all splits of a partition's rows; units that do not fit are left out, whatever the recipe says.
+def plan_partition(request: PlanRequest, partition: PartitionRows, read_column: ColumnReader) -> PartitionPlan:
+    """Plan all splits of a partition; units that do not fit are left out, whatever the recipe says.
 
-    `lengths` int64[N] are each row's tokens, −1 for a row that was rejected. Overflows are named by `read_column`.
+    Overflows are named by `read_column`.
     """
-    excess = _find_oversized(request.form, request.limits, index, lengths)
-    states = np.zeros(len(lengths), np.int8)
-    states[excess.rows] = FIRST_REJECT_STATE + (excess.kind == "group")
-    fitting = (lengths >= 0) & (states == KEPT_STATE)
-    splits = tuple(_plan_table_split(request, index, lengths, fitting, split) for split in SPLITS)
-    shown = np.zeros(len(lengths), bool)
-    for one in splits:
-        shown[one.rows[one.assembled.records]] = True
+    oversized_rows, unit_first_row = find_oversized(request, partition)
+    states = np.zeros(len(partition.tokens), np.int8)
+    states[oversized_rows] = FIRST_REJECT_STATE + (request.oversized_kind == "group")
+    fitting = (partition.tokens >= 0) & (states == KEPT_STATE)
+    splits = [plan_split(request, partition, fitting, split) for split in SPLITS]
+    shown = np.zeros(len(states), bool)
+    for own in splits:
+        shown[own.rows[own.examples.records]] = True
     states[fitting & ~shown] = NOT_SAMPLED
-    made = tuple(one for one in splits if len(one.rows))
-    rows = tuple(np.split(excess.rows, excess.starts[1:-1])) if len(excess.units) else ()
-    overflows = tuple(_name_overflows(request, read_column, index, excess, rows)) if rows else ()
-    return PartitionPlan(request.form.mode, made, overflows, rows, states)
+    return PartitionPlan(
+        request.form.mode,
+        tuple(own for own in splits if len(own.rows)),
+        states,
+        tuple(_name_overflows(request, partition, oversized_rows, unit_first_row, read_column)),
+        oversized_rows,
+        unit_first_row,
+    )
 
 
-def count_sampled_rows(request: TablePlanRequest, index: RowIndex, lengths: Ints) -> int:
+def find_oversized(request: PlanRequest, partition: PartitionRows) -> tuple[Ints, Ints]:
+    """Return the encoded rows of records or groups that are too large for an example, and where each of these begins.
+
+    A group's rows follow one another; the second array, int64[U + 1], ends with the number of rows.
+    """
+    index, tokens = partition.index, partition.tokens
+    if request.oversized_kind == "record":
+        rows = np.flatnonzero((tokens >= 0) & (tokens > request.limits.record_tokens))
+        return rows, np.arange(len(rows) + 1, dtype=np.int64)
+    assert index.groups is not None
+    group_tokens = np.bincount(index.groups, weights=np.maximum(tokens, 0), minlength=len(index.keys))
+    rows = np.flatnonzero((group_tokens > request.limits.record_tokens)[index.groups] & (tokens >= 0))
+    rows = rows[np.argsort(index.groups[rows], kind="stable")]
+    return rows, np.append(np.flatnonzero(mark_changes(index.groups[rows])), len(rows)).astype(np.int64)
+
+
+def count_train_records(request: PlanRequest, partition: PartitionRows) -> int:
     """Count the train records that fit, of which a sample takes its share."""
-    fitting = lengths >= 0
-    fitting[_find_oversized(request.form, request.limits, index, lengths).rows] = False
-    return int((fitting & (index.splits == SPLITS.index("train"))).sum())
+    fitting = partition.tokens >= 0
+    fitting[find_oversized(request, partition)[0]] = False
+    return int((fitting & (partition.index.splits == SPLITS.index("train"))).sum())
 
 
-def require_record_room(dataset: str, form: RecordsFormat, limits: ExampleLimits, widest_names: str) -> None:
-    """Refuse limits under which no record fits: the prompt and the delimiters take all tokens of an example."""
-    if limits.records < 1:
-        shorter = "" if form.prompt.style == "names" else ", or set format.prompt.style: names"
-        raise ContextOverflowError(
-            f"datasets.{dataset}: the prompt has {limits.prompt} tokens and with BOS/EOS {DELIMITERS_PER_UNIT} "
-            f"leaves {limits.records} of {limits.limit} for records, expected at least 1; its widest columns are "
-            f"{widest_names}; {_suggest_longer_examples(form)}, or shorten these names{shorter}"
+def plan_split(request: PlanRequest, partition: PartitionRows, fitting: Bools, split: str) -> SplitPlan:
+    """Plan the examples of those rows of a split that fit."""
+    index, form, limits = partition.index, request.form, request.limits
+    rows, group_first_record = index.sort_rows(np.flatnonzero((index.splits == SPLITS.index(split)) & fitting))
+    records = SplitRecords(partition.tokens[rows], group_first_record)
+    first_rows = rows[group_first_record[:-1]]
+    group_keys = np.full(len(first_rows), -1) if index.groups is None else index.groups[first_rows]
+
+    low = limits.min_budget_tokens
+    span = limits.record_tokens - low + 1
+
+    def draw_budgets(number: int, group: int) -> Callable[[int], int]:
+        """Return the sampler of a series' budgets, uniform from seven tenths of the record budget to all of it."""
+        key = index.keys[int(group_keys[group])]
+        drawn = permutation.make_label_hasher(request.seed, "budget", request.dataset, split, number, key)
+        return lambda ordinal: low + (drawn(ordinal) * span >> 64)
+
+    def permute(number: int, count: int) -> Ints:
+        """Return the order of a pass: a keyed permutation, independent of other datasets, partitions and passes."""
+        of_partition = () if partition.name is None else (partition.name,)
+        key = permutation.hash_labels(request.seed, "assembly", request.dataset, split, number, *of_partition)
+        return permutation.make_feistel(count, key)(np.arange(count, dtype=np.int64))
+
+    # Held-out records are shown once, in examples of full budgets.
+    is_train, is_series = split == "train", form.mode == "sequential"
+    order = order_records(records, request.wanted_records if is_train else None, permute, is_series=is_series)
+    if form.assembly.on_overflow == "split":
+        order = split_large_runs(records, order, limits)
+    examples = cut_examples(records, order, limits, form.mode, draw_budgets if is_train and is_series else None)
+    return SplitPlan(split, rows, group_keys, records, examples, examples.count_tokens(records, limits))
+
+
+def summarize_split(mode: Mode, plan: SplitPlan) -> SplitFacts:
+    """Return the facts of a split's examples."""
+    examples, records = plan.examples, plan.records
+    unit_records = np.diff(examples.unit_first_place)
+    is_grouped = len(plan.group_keys) > 0 and int(plan.group_keys[0]) >= 0
+    none = np.empty(0, np.int64)
+    counts = {
+        "records": len(examples.records),
+        "distinct_records": len(plan.rows),
+        "groups": len(plan.group_keys) if is_grouped else 0,
+        "examples": len(plan.example_tokens),
+        "tokens": int(plan.example_tokens.sum()),
+        **{f"flush_{name}": int((examples.flushes == at).sum()) for at, name in enumerate(FLUSHES)},
+        "units": len(unit_records),
+    }
+    measured: Mapping[str, Ints] = {
+        "record_tokens": records.tokens,
+        "group_tokens": records.group_tokens if is_grouped else none,
+        "example_tokens": plan.example_tokens,
+        "example_records": np.diff(examples.example_first_place),
+        "example_groups": np.diff(examples.example_first_unit) if is_grouped else none,
+    }
+    counted = {name: np.unique(values, return_counts=True) for name, values in measured.items()}
+    sizes = {name: dict(zip(*(part.tolist() for part in both), strict=True)) for name, both in counted.items()}
+    shown_tokens = int(records.tokens[examples.records].sum())
+    longest_group = 0 if mode == "tabular" else int(records.group_records.max(initial=0))
+    return SplitFacts(plan.split, counts, sizes, shown_tokens, longest_group)
+
+
+# ── What does not fit ──────────────────────────────────────────────────────────────────────────────
+
+
+def _name_overflows(
+    request: PlanRequest, partition: PartitionRows, rows: Ints, unit_first_row: Ints, read_column: ColumnReader
+) -> Iterator[TableOverflow]:
+    """Name what `find_oversized` found, and the widest column of each, reading each part once."""
+    if not len(rows):
+        return
+    index, limits = partition.index, request.limits
+    if request.oversized_kind == "record":
+        names = [f"record {name}" for name in read_column(rows, "row_id")]
+    else:
+        assert index.groups is not None
+        keys = (index.keys[group] for group in index.groups[rows[unit_first_row[:-1]]].tolist())
+        names = [_name_group(key, request.form.group_columns) for key in keys]
+    unit_rows = np.split(rows, unit_first_row[1:-1])
+    examined = [own[:MAX_EXAMINED_ROWS] for own in unit_rows]
+    records = iter(read_column(np.concatenate(examined), "record"))
+    for name, own, shown in zip(names, unit_rows, examined, strict=True):
+        sizes: Counter[str] = Counter()
+        for record in islice(records, len(shown)):
+            sizes.update({column: len(str(value)) for column, value in read_json(record).items()})
+        record_tokens = int(partition.tokens[own].sum())
+        yield TableOverflow(
+            kind=request.oversized_kind,
+            name=name,
+            tokens=limits.prompt_tokens + DELIMITERS_PER_UNIT + record_tokens,
+            prompt=limits.prompt_tokens,
+            record_tokens=record_tokens,
+            limit=limits.example_tokens,
+            records=len(own),
+            widest=max(sizes, key=sizes.__getitem__, default=""),
         )
 
 
-def require_fitting_units(dataset: str, form: RecordsFormat, overflows: OverflowFacts) -> None:
+def _name_group(key: str, columns: Sequence[str]) -> str:
+    """Name a group by its columns and their values."""
+    value = read_json(key) if len(key) < 1 << 16 else key
+    values = value if len(columns) > 1 and isinstance(value, list) else [value]
+    shown = [str(one) if type(one) is Decimal else repr(one) for one in values]
+    return ", ".join(f"{name}={one}" for name, one in zip(columns, shown, strict=False)) or key
+
+
+def require_record_room(dataset: str, form: RecordOptions, limits: ExampleLimits, widest_names: str) -> None:
+    """Refuse limits under which no record fits: the prompt and the delimiters take all tokens of an example."""
+    if limits.record_tokens < 1:
+        shorter = "" if form.prompt.style == "names" else ", or set format.prompt.style: names"
+        raise ContextOverflowError(
+            f"datasets.{dataset}: the prompt has {limits.prompt_tokens} tokens and with BOS/EOS {DELIMITERS_PER_UNIT} "
+            f"leaves {limits.record_tokens} of {limits.example_tokens} for records, expected at least 1; its widest "
+            f"columns are {widest_names}; {_suggest_longer_examples(form)}, or shorten these names{shorter}"
+        )
+
+
+def require_fitting_units(dataset: str, form: RecordOptions, overflows: OverflowFacts) -> None:
     """Refuse a plan in which a unit does not fit, unless the recipe leaves such units out."""
     # With `split`, only single records that are too large remain, which cannot be split.
     if not overflows.count or form.assembly.on_overflow == "reject":
@@ -484,133 +646,7 @@ def require_fitting_units(dataset: str, form: RecordsFormat, overflows: Overflow
     raise ContextOverflowError(f"datasets.{dataset}: {does} not fit: {named}{more}; {', or '.join(remedies)}")
 
 
-def replan_partition(request: TablePlanRequest, index: RowIndex, lengths: Ints) -> tuple[list[Ints], int, int]:
-    """Plan all splits at the request's length; what does not fit is left out, whatever the recipe says.
-
-    Return the lengths of the examples of each split, and how many encoded records fit into no example, and their
-    tokens.
-    """
-    limits, fitting = request.limits, lengths >= 0
-    if limits.records < 1:
-        return [], int(fitting.sum()), int(lengths[fitting].sum())
-    over = _find_oversized(request.form, limits, index, lengths).rows
-    fitting[over] = False
-    splits = [_plan_table_split(request, index, lengths, fitting, split).lengths for split in SPLITS]
-    return splits, len(over), int(lengths[over].sum())
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _OversizedUnits:
-    """Units too large for an example: unit u is `units[u]`, a row or a group, with `rows[starts[u]:starts[u + 1]]`."""
-
-    kind: Literal["record", "group"]
-    units: Ints
-    tokens: Ints
-    rows: Ints
-    starts: Ints
-
-
-def _find_oversized(form: RecordsFormat, limits: ExampleLimits, index: RowIndex, lengths: Ints) -> _OversizedUnits:
-    if form.mode != "grouped" or form.assembly.on_overflow == "split":
-        rows = np.flatnonzero(lengths > limits.records)
-        return _OversizedUnits("record", rows, lengths[rows], rows, np.arange(len(rows) + 1, dtype=np.int64))
-    assert index.groups is not None
-    tokens = np.bincount(index.groups, weights=np.maximum(lengths, 0), minlength=len(index.keys)).astype(np.int64)
-    is_large = tokens > limits.records
-    groups = np.flatnonzero(is_large)
-    rows = np.flatnonzero(is_large[index.groups] & (lengths >= 0))
-    rows = rows[np.argsort(index.groups[rows], kind="stable")]
-    starts = np.searchsorted(index.groups[rows], np.append(groups, len(index.keys))).astype(np.int64)
-    return _OversizedUnits("group", groups, tokens[groups], rows, starts)
-
-
-def _name_overflows(
-    request: TablePlanRequest, read_column: ColumnReader, index: RowIndex, excess: _OversizedUnits, rows: Sequence[Ints]
-) -> Iterator[TableOverflow]:
-    """Name all overflows and their widest columns, reading each part once."""
-    limits, columns = request.limits, request.form.group_columns
-    names: list[str] = []
-    if excess.kind == "record":
-        names = [f"record {name}" for name in read_column(excess.units, "row_id")]
-    else:
-        for key in (index.keys[group] for group in excess.units.tolist()):
-            value = read_json(key) if len(key) < 1 << 16 else key
-            values = value if len(columns) > 1 and isinstance(value, list) else [value]
-            shown = [str(one) if type(one) is Decimal else repr(one) for one in values]
-            named = [f"{name}={one}" for name, one in zip(columns, shown, strict=False)]
-            names.append(", ".join(named) or key)
-    examined = [of[:MAX_EXAMINED_ROWS] for of in rows]
-    records = iter(read_column(np.concatenate(examined), "record"))
-    for name, tokens, of, shown in zip(names, excess.tokens.tolist(), rows, examined, strict=True):
-        sizes: Counter[str] = Counter()
-        for record in islice(records, len(shown)):
-            sizes.update({column: len(str(value)) for column, value in read_json(record).items()})
-        needed = tokens + limits.prompt + DELIMITERS_PER_UNIT
-        widest = max(sizes, key=sizes.__getitem__, default="")
-        yield TableOverflow(excess.kind, name, needed, limits.prompt, tokens, limits.limit, len(of), widest)
-
-
-def _suggest_longer_examples(form: RecordsFormat) -> str:
+def _suggest_longer_examples(form: RecordOptions) -> str:
     if form.assembly.max_seq_length is None:
         return "raise seq_len"
     return "raise format.assembly.max_seq_length (at most seq_len)"
-
-
-def _plan_table_split(
-    request: TablePlanRequest, index: RowIndex, lengths: Ints, fitting: NDArray[np.bool_], split: str
-) -> SplitTablePlan:
-    rows, begins = index.sort_rows(np.flatnonzero((index.splits == SPLITS.index(split)) & fitting))
-    records = RecordLengths(lengths[rows], begins)
-    groups = np.full(len(begins) - 1, -1) if index.groups is None else index.groups[rows[begins[:-1]]]
-    form, limits = request.form, request.limits
-
-    low = limits.min_budget
-    span = limits.records - low + 1
-
-    def draw_budgets(number: int, group: int) -> Callable[[int], int]:
-        """Return the sampler of a series' budgets, uniform from seven tenths of the record budget to all of it."""
-        key = index.keys[int(groups[group])]
-        drawn = permutation.make_label_hasher(request.seed, "budget", request.dataset, split, number, key)
-        return lambda ordinal: low + (drawn(ordinal) * span >> 64)
-
-    def permute(number: int, count: int) -> Ints:
-        """Return the order of a pass: a keyed permutation, independent of other datasets, partitions and passes."""
-        of_partition = () if request.partition is None else (request.partition,)
-        key = permutation.hash_labels(request.seed, "assembly", request.dataset, split, number, *of_partition)
-        return permutation.make_feistel(count, key)(np.arange(count, dtype=np.int64))
-
-    # Held-out records are shown once, in examples of full budgets.
-    wanted, draw = (request.wanted, draw_budgets) if split == "train" else (None, None)
-    passes = resample(records, wanted, permute, is_series=form.mode == "sequential")
-    if form.assembly.on_overflow == "split":
-        passes = [split_large_runs(records, one, limits) for one in passes]
-    assembled = assemble_examples(records, passes, limits, form.mode, draw if form.mode == "sequential" else None)
-    return SplitTablePlan(split, rows, groups, records, assembled, assembled.lengths(records.tokens, limits))
-
-
-def summarize_split(mode: Mode, one: SplitTablePlan) -> SplitFacts:
-    """Return the facts of a split's examples."""
-    assembled = one.assembled
-    units, examples = np.diff(assembled.units), np.diff(assembled.record_offsets)
-    is_grouped = len(one.groups) > 0 and int(one.groups[0]) >= 0
-    counts = {
-        "records": len(assembled.records),
-        "distinct_records": len(one.rows),
-        "groups": len(one.groups) if is_grouped else 0,
-        "examples": len(one.lengths),
-        "tokens": int(one.lengths.sum()),
-        **{f"flush_{name}": int((assembled.flushes == at).sum()) for at, name in enumerate(FLUSHES)},
-        "units": len(units),
-    }
-    measured: Mapping[str, Ints] = {
-        "record_tokens": one.records.tokens,
-        "group_tokens": one.records.group_tokens if is_grouped else units[:0],
-        "example_tokens": one.lengths,
-        "example_records": examples,
-        "example_groups": np.diff(assembled.examples) if is_grouped else units[:0],
-    }
-    counted = {name: np.unique(values, return_counts=True) for name, values in measured.items()}
-    sizes = {name: dict(zip(*(part.tolist() for part in both), strict=True)) for name, both in counted.items()}
-    shown = int(one.records.tokens[assembled.records].sum())
-    longest = 0 if mode == "tabular" else int(one.records.group_sizes.max(initial=0))
-    return SplitFacts(one.split, counts, sizes, shown, longest)

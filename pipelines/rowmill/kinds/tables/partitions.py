@@ -412,8 +412,20 @@ def split_block_keys(inputs: KeyBlockInputs, place: PartPlace) -> PartResult:
     return PartResult(write_buckets(place, lines, of_partition.astype(np.int64), 1 << inputs.bits))
 
 
-def read_partition(store: Store, partition: TablePartition, options: IndexOptions) -> tuple[RowIndex, Ints]:
-    """Read a partition's rows as integers: their index, and their tokens, int64[N], −1 if rejected."""
+@dataclass(frozen=True, slots=True, eq=False)
+class PartitionRows:
+    """The rows of a partition as integers: their index, and `tokens` int64[N] of each, −1 for one that was rejected.
+
+    `name` is that of the partition.
+    """
+
+    index: RowIndex
+    tokens: Ints
+    name: str | None
+
+
+def read_partition(store: Store, partition: TablePartition, options: IndexOptions) -> PartitionRows:
+    """Read the rows of a partition as integers."""
     first_rows = places = None
     if partition.keys:
         files = [file for _, file in partition.keys]
@@ -430,5 +442,5 @@ def read_partition(store: Store, partition: TablePartition, options: IndexOption
         tokens = read_tables(store, [part.tokens for part in partition.parts], ("length",))
         lengths = [table.column(0) for table in tokens]
     index = build_row_index(tables, options, first_rows=first_rows, places=places)
-    none = np.empty(0, np.int64)
-    return index, np.concatenate([none, *(own.to_numpy() for own in lengths)]).astype(np.int64)
+    row_tokens = np.concatenate([np.empty(0, np.int64), *(own.to_numpy() for own in lengths)]).astype(np.int64)
+    return PartitionRows(index, row_tokens, partition.name)

@@ -21,13 +21,22 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rowmill.core.arrays import compute_offsets, find_distinct, flatten_lists, make_list_array, read_lists
+from rowmill.core.arrays import (
+    Ints,
+    compute_offsets,
+    expand_ranges,
+    find_distinct,
+    flatten_lists,
+    make_list_array,
+    make_position_ids,
+    read_lists,
+)
 from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.storage import File, Store, digest_json
-from rowmill.kinds.tables.counts import EncodedRecordDetails, TableExampleCounts
+from rowmill.kinds.tables.counts import EncodedRecordDetails, ExampleSlice, TableExampleCounts
 from rowmill.kinds.tables.options import RecordOptions
-from rowmill.kinds.tables.partition_plan import DELIMITERS_PER_UNIT, FLUSHES, PartitionPlan
-from rowmill.kinds.tables.partitions import RowIndex, RowPart, read_row_column
+from rowmill.kinds.tables.partition_plan import DELIMITERS_PER_UNIT, FLUSHES, ColumnReader, PartitionPlan
+from rowmill.kinds.tables.partitions import RowIndex, RowPart
 from rowmill.kinds.tables.prompt import PromptFrame
 from rowmill.kinds.tables.schema import RecordSchema
 from rowmill.kinds.tables.serialization import (
@@ -48,7 +57,6 @@ from rowmill.parts.functions import (
 )
 from rowmill.schema.example_counts import TOKEN_COLUMNS, ControlStringCounts, ExampleCounts, JoinedExampleDetails
 from rowmill.schema.examples import EXAMPLE_SCHEMA, SPAN_KINDS
-from rowmill.schema.manifest import Part
 from rowmill.schema.rows import Rejected
 from rowmill.shards import host_scratch
 from rowmill.shards.host_scratch import HostScratch
@@ -79,10 +87,10 @@ def copy_part(part: RowPart, root: str, target: str) -> None:
 
 
 SLICE_SCHEMA = make_required_schema(
-    rows=pa.list_(pa.int64()), units=pa.list_(pa.int64()), number=pa.int64(), record_start=pa.int64(),
+    rows=pa.list_(pa.int64()), unit_records=pa.list_(pa.int64()), number=pa.int64(), record_start=pa.int64(),
     **{"pass": pa.int32()}, budget=pa.int64(), flush=pa.string(),
 )  # fmt: skip
-"""An example of a run of one split's plan: the rows of its records, counted over all parts of the partition, and the
+"""An example of a slice of one split's plan: the rows of its records, counted over all parts of the partition, and the
 number of records of each of its units; `number` counts the examples that begin with the same row."""
 
 
@@ -217,7 +225,7 @@ _REGEX_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 """Characters with a special meaning in patterns."""
 
 
-# ── Examples of a slice of the plan ──────────────────────────────────────────────────────────────────────
+# ── Examples of a slice of the plan ────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -226,12 +234,11 @@ class BuildExamplesInputs(PartInputs):
 
     slice_fingerprint: str
     split: str
-    is_grouped: bool
     vocab_size: int
     records: int = field(compare=False)
     tokens: int = field(compare=False)
     sources: tuple[RowPart, ...] = field(compare=False)
-    piece: File = field(compare=False)
+    examples: File = field(compare=False)
     frame: PromptFrame = field(compare=False)
     scratch: HostScratch = field(compare=False)
 
@@ -288,87 +295,128 @@ def count_verified(table: pa.Table) -> int:
     return int((~wrong).sum())
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenOffsets:
+    """Where everything of E examples, U units and R records is in the joined tokens of the examples.
+
+        prompt BOS r0 r1 EOS BOS r2 EOS │ prompt BOS r3 EOS
+        │      │   │  │  │              └ example_first_token[1]
+        │      │   │  │  └ eos_token[0]
+        │      │   │  └ record_first_token[1]
+        │      │   └ record_first_token[0]
+        │      └ bos_token[0]
+        └ example_first_token[0]
+
+    `example_first_token` int64[E + 1] ends with the number of tokens.
+    """
+
+    example_first_token: Ints
+    bos_token: Ints
+    record_first_token: Ints
+    eos_token: Ints
+
+    @classmethod
+    def of(
+        cls, record_tokens: Ints, unit_first_record: Ints, example_first_unit: Ints, prompt_tokens: int
+    ) -> "TokenOffsets":
+        """Return the offsets of examples in which a prompt precedes units, each with BOS, its records, and EOS."""
+        units, examples = np.arange(len(unit_first_record) - 1), np.arange(len(example_first_unit))
+        # Before a token are the records before its own, and the prompts and delimiters of all units up to its own.
+        record_offsets = compute_offsets(record_tokens)
+        example_of_unit = np.repeat(examples[:-1], np.diff(example_first_unit))
+        before_unit = prompt_tokens * (example_of_unit + 1) + DELIMITERS_PER_UNIT * units
+        before_example = prompt_tokens * examples + DELIMITERS_PER_UNIT * example_first_unit
+        return cls(
+            example_first_token=record_offsets[unit_first_record[example_first_unit]] + before_example,
+            bos_token=record_offsets[unit_first_record[:-1]] + before_unit,
+            record_first_token=record_offsets[:-1] + 1 + np.repeat(before_unit, np.diff(unit_first_record)),
+            eos_token=record_offsets[unit_first_record[1:]] + 1 + before_unit,
+        )
+
+
 def _build_examples_table(store: Store, inputs: BuildExamplesInputs) -> pa.Table:
     """Return a slice of the plan as `RECORD_EXAMPLES`."""
-    piece, frame = store.table(inputs.piece), inputs.frame
-    # Example e has units `[unit_offsets[e], unit_offsets[e + 1])`, unit u records `[firsts[u], firsts[u + 1])`.
-    (rows, record_offsets), (unit_sizes, unit_offsets) = (read_lists(piece.column(name)) for name in ("rows", "units"))
-    firsts = compute_offsets(unit_sizes)
-    wanted, back = np.unique(rows, return_inverse=True)
-    first_rows = compute_offsets([source.rows.rows for source in inputs.sources])
-    # This host's copies of the parts, after those that it lacks are made.
-    used = [inputs.sources[at] for at in find_distinct(np.searchsorted(first_rows, wanted, "right") - 1).tolist()]
-    inputs.scratch.require({name_copy(source): partial(copy_part, source, store.root) for source in used})
-    copies = [inputs.scratch.locate(name_copy(source)) for source in inputs.sources]
-    taken = host_scratch.take_rows(copies, first_rows, wanted)
-    ids, offsets = read_lists(taken.column("input_ids"))
-    lengths, begins, prompt = np.diff(offsets)[back], offsets[:-1][back], np.array(frame.prompt_ids, np.int32)
-    # Where units and records begin in the concatenated examples.
-    record_ends = compute_offsets(lengths)
-    unit_lengths = np.diff(record_ends[firsts]) + DELIMITERS_PER_UNIT
-    unit_ends = compute_offsets(unit_lengths)
-    example_lengths = len(prompt) + np.diff(unit_ends[unit_offsets])
-    example_offsets = compute_offsets(example_lengths)
-    starts, total, examples = example_offsets[:-1], int(example_offsets[-1]), len(example_lengths)
-    example_of_unit = np.repeat(np.arange(examples), np.diff(unit_offsets))
-    unit_of_record = np.repeat(np.arange(len(unit_lengths)), unit_sizes)
-    before = unit_ends[:-1] - unit_ends[unit_offsets[:-1]][example_of_unit]
-    unit_starts = starts[example_of_unit] + len(prompt) + before
-    inside = record_ends[:-1] - record_ends[firsts[:-1]][unit_of_record]
-    record_starts = unit_starts[unit_of_record] + 1 + inside
+    planned, frame = store.table(inputs.examples), inputs.frame
+    rows, example_first_record = read_lists(planned.column("rows"))
+    unit_records, example_first_unit = read_lists(planned.column("unit_records"))
+    unit_first_record = compute_offsets(unit_records)
+    # A record that is shown more than once is read once; record r of the slice is row `taken_row[r]` of what is read.
+    distinct_rows, taken_row = np.unique(rows, return_inverse=True)
+    taken = _take_rows(store, inputs, distinct_rows)
+    taken_ids, taken_offsets = read_lists(taken.column("input_ids"))
+    record_tokens, prompt_tokens = np.diff(taken_offsets)[taken_row], len(frame.prompt_ids)
+    offsets = TokenOffsets.of(record_tokens, unit_first_record, example_first_unit, prompt_tokens)
     # Ids and mask.
-    out = np.empty(total, np.int32)
-    in_prompt = starts[:, None] + np.arange(len(prompt))
-    out[in_prompt] = prompt
-    out[unit_starts] = frame.bos_id
-    out[unit_starts + unit_lengths - 1] = frame.eos_id
-    steps = np.arange(int(record_ends[-1]))
-    source_places = steps + np.repeat(begins - record_ends[:-1], lengths)
-    out[steps + np.repeat(record_starts - record_ends[:-1], lengths)] = ids[source_places]
-    mask = np.ones(total, bool)
-    mask[in_prompt] = False
+    example_offsets = offsets.example_first_token
+    first_tokens, example_tokens = example_offsets[:-1], np.diff(example_offsets)
+    prompt_places = first_tokens[:, None] + np.arange(prompt_tokens)
+    ids = np.empty(int(example_offsets[-1]), np.int32)
+    ids[prompt_places] = np.array(frame.prompt_ids, np.int32)
+    ids[offsets.bos_token] = frame.bos_id
+    ids[offsets.eos_token] = frame.eos_id
+    taken_places = expand_ranges(taken_offsets[:-1][taken_row], record_tokens)
+    ids[expand_ranges(offsets.record_first_token, record_tokens)] = taken_ids[taken_places]
+    mask = np.ones(len(ids), bool)
+    mask[prompt_places] = False
     # No token before an example's first one could predict it.
-    mask[starts] = False
-    # Spans: prompt, BOS, each record, EOS.
-    units, records, prompts = len(unit_starts), len(record_starts), examples if len(prompt) else 0
-    numbers = np.arange(records) - record_offsets[:-1][example_of_unit[unit_of_record]]
-    span_starts = np.concatenate((starts[:prompts], unit_starts, record_starts, unit_starts + unit_lengths - 1))
-    kinds = np.repeat(np.array([PROMPT, TEMPLATE, RECORD, TEMPLATE], np.int8), (prompts, units, records, units))
-    messages = np.concatenate((np.full(prompts + units, -1), numbers, np.full(units, -1)))
-    order = np.argsort(span_starts, kind="stable")
-    span_starts = span_starts[order]
-    span_counts = np.diff(np.searchsorted(span_starts, example_offsets))
-    span_offsets = compute_offsets(span_counts)
-    # Names, keys and counts.
-    row_ids = taken.column("row_id").combine_chunks().take(pa.array(back))
-    first_places = pa.array(record_offsets[:-1])
-    names = row_ids.take(first_places).to_pylist()
-    trained = example_lengths - max(len(prompt), 1)
-    keys = taken.column("group_key").combine_chunks().take(pa.array(back)).take(pa.array(firsts[:-1]))
-    by_unit = unit_offsets if inputs.is_grouped else np.arange(examples + 1)
-    # Offsets into the non-null keys: rows without groups have none.
-    key_offsets = compute_offsets(pc.is_valid(keys).to_numpy(zero_copy_only=False))
+    mask[first_tokens] = False
+    trained_tokens = example_tokens - max(prompt_tokens, 1)
+    # Names and keys: an example is called after its first record, and rows without groups have no key.
+    chosen, numbers = pa.array(taken_row), planned.column("number").to_pylist()
+    row_ids = taken.column("row_id").combine_chunks().take(chosen)
+    first_records = pa.array(example_first_record[:-1])
+    first_row_ids = row_ids.take(first_records).to_pylist()
+    unit_keys = taken.column("group_key").combine_chunks().take(chosen).take(pa.array(unit_first_record[:-1]))
+    key_offsets = compute_offsets(pc.is_valid(unit_keys).to_numpy(zero_copy_only=False))[example_first_unit]
     columns: dict[str, Any] = {
-        "example_id": [f"{name}#{k}" for name, k in zip(names, piece.column("number").to_pylist(), strict=True)],
-        "row_ids": make_list_array(record_offsets, row_ids),
-        "split": [inputs.split] * examples,
-        "domain": taken.column("domain").combine_chunks().take(pa.array(back)).take(first_places),
-        "input_ids": make_list_array(example_offsets, out),
+        "example_id": [f"{row_id}#{k}" for row_id, k in zip(first_row_ids, numbers, strict=True)],
+        "row_ids": make_list_array(example_first_record, row_ids),
+        "split": [inputs.split] * len(example_tokens),
+        "domain": taken.column("domain").combine_chunks().take(chosen).take(first_records),
+        "input_ids": make_list_array(example_offsets, ids),
         "loss_mask": make_list_array(example_offsets, mask),
-        "span_starts": make_list_array(span_offsets, (span_starts - np.repeat(starts, span_counts)).astype(np.int32)),
-        "span_messages": make_list_array(span_offsets, messages[order].astype(np.int32)),
-        "span_kinds": make_list_array(span_offsets, kinds[order]),
-        "original_tokens": example_lengths.astype(np.int32),
-        "tokens": example_lengths.astype(np.int32),
-        "trained_tokens": trained.astype(np.int32),
-        "context_tokens": (example_lengths - trained).astype(np.int32),
-        "group_keys": make_list_array(key_offsets[by_unit], keys.drop_null()),
-        **{name: piece.column(name) for name in ("record_start", "pass", "budget", "flush")},
-        "record_stop": pc.add(piece.column("record_start"), pa.array(np.diff(record_offsets))),
+        **_list_spans(offsets, example_first_record, has_prompt=prompt_tokens > 0),
+        "original_tokens": example_tokens.astype(np.int32),
+        "tokens": example_tokens.astype(np.int32),
+        "trained_tokens": trained_tokens.astype(np.int32),
+        "context_tokens": (example_tokens - trained_tokens).astype(np.int32),
+        "group_keys": make_list_array(key_offsets, unit_keys.drop_null()),
+        **{name: planned.column(name) for name in ("record_start", "pass", "budget", "flush")},
+        "record_stop": pc.add(planned.column("record_start"), pa.array(np.diff(example_first_record))),
     }
     # Nothing is truncated: an example of records is complete, or it is not made.
-    nothing = np.zeros(examples, np.int32)
+    nothing = np.zeros(len(example_tokens), np.int32)
     return pa.table([columns.get(field.name, nothing) for field in RECORD_EXAMPLES], schema=RECORD_EXAMPLES)
+
+
+def _take_rows(store: Store, inputs: BuildExamplesInputs, rows: Ints) -> pa.Table:
+    """Return the ids and `_ROW_COLUMNS` of distinct, ascending rows from this host's copies of their parts."""
+    part_first_row = compute_offsets([source.rows.rows for source in inputs.sources])
+    parts = find_distinct(np.searchsorted(part_first_row, rows, "right") - 1)
+    used = [inputs.sources[part] for part in parts.tolist()]
+    inputs.scratch.require({name_copy(source): partial(copy_part, source, store.root) for source in used})
+    copies = [inputs.scratch.locate(name_copy(source)) for source in inputs.sources]
+    return host_scratch.take_rows(copies, part_first_row, rows)
+
+
+def _list_spans(offsets: TokenOffsets, example_first_record: Ints, *, has_prompt: bool) -> dict[str, pa.Array]:
+    """Return the columns of spans: of each example its prompt, and of each unit BOS, every record, and EOS."""
+    example_offsets, units = offsets.example_first_token, len(offsets.bos_token)
+    prompts = example_offsets[:-1] if has_prompt else example_offsets[:0]
+    starts = np.concatenate((prompts, offsets.bos_token, offsets.record_first_token, offsets.eos_token))
+    sizes = (len(prompts), units, len(offsets.record_first_token), units)
+    kinds = np.repeat(np.array([PROMPT, TEMPLATE, RECORD, TEMPLATE], np.int8), sizes)
+    # A record's number in its example, as that of a message in its conversation.
+    messages = np.full(len(starts), -1)
+    messages[kinds == RECORD] = make_position_ids(np.diff(example_first_record))
+    order = np.argsort(starts, kind="stable")
+    span_first = np.searchsorted(starts[order], example_offsets)
+    in_example = starts[order] - np.repeat(example_offsets[:-1], np.diff(span_first))
+    return {
+        "span_starts": make_list_array(span_first, in_example.astype(np.int32)),
+        "span_messages": make_list_array(span_first, messages[order].astype(np.int32)),
+        "span_kinds": make_list_array(span_first, kinds[order]),
+    }
 
 
 # ── The initial prefill of generated series ────────────────────────────────────────────────────────
@@ -390,65 +438,50 @@ PREFILL_SCHEMA = pa.schema(
 JSON, and its number of records."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillOptions:
-    """How the records of an initial prefill are written."""
-
-    form: RecordOptions
-    schema: RecordSchema
-    frame: PromptFrame
-
-
-def write_prefill(
-    store: Store, folder: str, options: PrefillOptions, files: Sequence[File], index: RowIndex, plan: PartitionPlan
-) -> list[Part]:
-    """Write the initial prefill of a partition; none under differential privacy, since it would publish records.
-
-    `files` are the parts of rows that the index counts.
-    """
-    form = options.form
-    train = next((one for one in plan.splits if one.split == "train"), None)
+def list_prefills(
+    form: RecordOptions,
+    schema: RecordSchema,
+    frame: PromptFrame,
+    plan: PartitionPlan,
+    index: RowIndex,
+    read_column: ColumnReader,
+) -> pa.Table | None:
+    """Return the initial prefills of a partition; none under differential privacy, since it would publish records."""
+    train = next((split for split in plan.splits if split.split == "train"), None)
     if plan.mode != "sequential" or form.privacy.dp_enabled or train is None:
-        return []
-    begins, ends = train.records.groups[:-1], train.records.groups[1:]
-    wanted = np.concatenate(
-        [
-            np.append(np.arange(a, min(a + PREFILL_RECORDS, b)), b - 1)
-            for a, b in zip(begins.tolist(), ends.tolist(), strict=True)
-        ]
-    )
-    shown = find_distinct(train.rows[wanted])
-    texts = dict(zip(shown.tolist(), read_row_column(store, files, index, shown, "record"), strict=True))
-    read = RecordDecoder(options.schema)
-    write = Serialiser(options.schema, special_tokens=options.frame.special_tokens, wire=form.codec.wire)
+        return None
+    series = np.split(train.rows, train.records.group_first_record[1:-1])
+    shown = find_distinct(np.concatenate([np.append(rows[:PREFILL_RECORDS], rows[-1]) for rows in series]))
+    texts = dict(zip(shown.tolist(), read_column(shown, "record"), strict=True))
+    read, write = RecordDecoder(schema), Serialiser(schema, special_tokens=frame.special_tokens, wire=form.codec.wire)
+
+    def write_record(row: int) -> str:
+        """Return a record as it is trained."""
+        record = read(read_json(texts[row]))
+        assert not isinstance(record, RecordProblem), record
+        line = write(record)
+        assert isinstance(line, str), line
+        return line
 
     def read_time(row: int) -> str | None:
         """Return a record's time as the JSON text of its value."""
         value = None if form.order_column is None else read_json(texts[row]).get(form.order_column)
         return None if value is None else json.dumps(value, default=str, ensure_ascii=False)
 
-    lines: list[dict[str, Any]] = []
-    for group, first, last in zip(train.groups.tolist(), begins.tolist(), ends.tolist(), strict=True):
-        own = train.rows[first:last]
-        records: list[str] = []
-        for row in own[:PREFILL_RECORDS].tolist():
-            record = read(read_json(texts[row]))
-            assert not isinstance(record, RecordProblem), record
-            line = write(record)
-            assert isinstance(line, str), line
-            records.append(line)
-        lines.append(
-            {
-                "group_key": index.keys[group],
-                "records": records,
-                "start": read_time(int(own[0])),
-                "stop": read_time(int(own[-1])),
-                "length": last - first,
-            }
-        )
-    table = pa.Table.from_pylist(lines, schema=PREFILL_SCHEMA)
-    place = PartPlace(store, folder, digest_json("prefill", VERSION, lines))
-    return [Part(place.fingerprint, {"prefill": place.write("prefill", table)}, {})]
+    lines = [
+        {
+            "group_key": index.keys[key],
+            "records": [write_record(row) for row in rows[:PREFILL_RECORDS].tolist()],
+            "start": read_time(int(rows[0])),
+            "stop": read_time(int(rows[-1])),
+            "length": len(rows),
+        }
+        for key, rows in zip(train.group_keys.tolist(), series, strict=True)
+    ]
+    return pa.Table.from_pylist(lines, schema=PREFILL_SCHEMA)
+
+
+# ── The plan in slices ─────────────────────────────────────────────────────────────────────────────
 
 
 PART_TOKENS = 1 << 20
@@ -457,42 +490,46 @@ PART_TOKENS = 1 << 20
 
 def cut_slices(
     plan: PartitionPlan, index: RowIndex, parts: Sequence[RowPart], frame: PromptFrame
-) -> Iterator[tuple[tuple[str, str, int, int], pa.Table]]:
-    """Yield the plan of each split in slices, each with its fingerprint, split, records and tokens.
+) -> Iterator[tuple[ExampleSlice, pa.Table]]:
+    """Yield the plan of each split in slices of about `PART_TOKENS`, as `SLICE_SCHEMA`, with what identifies each.
 
     `parts` are those that the index counts.
     """
-    first_rows = compute_offsets([part.rows.rows for part in parts])
+    part_first_row = compute_offsets([part.rows.rows for part in parts])
     for split in plan.splits:
-        made = split.assembled
-        offsets = made.record_offsets
-        which, places = index.locate_rows(split.rows[made.records])
-        rows = first_rows[which] + places
-        starts = offsets[:-1]
+        made, first_place = split.examples, split.examples.example_first_place
+        part_at, row_in_part = index.locate_rows(split.rows[made.records])
+        rows = part_first_row[part_at] + row_in_part
+        record_start = first_place[:-1]
         if plan.mode == "sequential":
-            own = made.records[starts]
-            starts = own - split.records.groups[np.searchsorted(split.records.groups, own, "right") - 1]
+            first_record = made.records[record_start]
+            record_start = first_record - split.records.group_first_record[split.records.find_groups(first_record)]
         # In plan order.
-        numbers = pl.DataFrame({"row": rows[offsets[:-1]]}).select(pl.int_range(pl.len()).over("row")).to_series()
+        numbers = pl.DataFrame({"row": rows[first_place[:-1]]}).select(pl.int_range(pl.len()).over("row")).to_series()
         columns = [
-            make_list_array(offsets, rows),
-            make_list_array(made.examples, np.diff(made.units)),
+            make_list_array(first_place, rows),
+            make_list_array(made.example_first_unit, np.diff(made.unit_first_place)),
             numbers.to_arrow(),
-            starts,
+            record_start,
             made.passes.astype(np.int32),
-            made.budgets,
+            made.budget_tokens,
             np.array(FLUSHES)[made.flushes],
         ]
         examples = pa.table(columns, schema=SLICE_SCHEMA)
-        # Runs of about `PART_TOKENS`; later examples do not affect earlier boundaries.
-        part_numbers = np.cumsum(split.lengths) // PART_TOKENS
-        borders = [0, *(np.flatnonzero(np.diff(part_numbers)) + 1).tolist(), len(split.lengths)]
-        for first, last in pairwise(borders):
-            if first == last:
+        # Later examples do not affect earlier borders.
+        borders = np.flatnonzero(np.diff(np.cumsum(split.example_tokens) // PART_TOKENS)) + 1
+        for first, end in pairwise([0, *borders.tolist(), len(examples)]):
+            if first == end:
                 continue
-            piece, records = examples.slice(first, last - first), slice(offsets[first], offsets[last])
+            own, places = examples.slice(first, end - first), slice(first_place[first], first_place[end])
             # Rows are identified by the fingerprints of their parts and their places in these.
-            used, local = np.unique(which[records], return_inverse=True)
-            shown = [[parts[i].fingerprint for i in used.tolist()], local, places[records], piece.drop_columns("rows")]
+            used, local = np.unique(part_at[places], return_inverse=True)
+            shown = [
+                [parts[i].fingerprint for i in used.tolist()],
+                local,
+                row_in_part[places],
+                own.drop_columns("rows"),
+            ]
             fingerprint = digest_json("examples", VERSION, frame.to_json(), split.split, plan.mode, identify(shown))
-            yield (fingerprint, split.split, len(local), int(split.lengths[first:last].sum())), piece
+            tokens = int(split.example_tokens[first:end].sum())
+            yield ExampleSlice(fingerprint, split.split, len(local), tokens), own

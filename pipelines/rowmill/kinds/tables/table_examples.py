@@ -14,7 +14,7 @@ The ids of a part are stored under the digest of its texts and tokenizer, so a p
 examples is stored under the digest of its content; one new row changes the shuffle of its own partition and most of the
 examples of this, which are then assembled from the stored ids.
 
-Lengths are estimated from counts, measured, and planned again for other maximum lengths:
+Lengths are estimated from counts, measured, and planned again for other maximum lengths.
 
     tabular      prompt + record · cap
     grouped      prompt + group · cap        each group must fit with the prompt, one BOS and one EOS
@@ -48,6 +48,7 @@ from rowmill.kinds.joint_rows import DatasetAdvice
 from rowmill.kinds.tables import record_tokens
 from rowmill.kinds.tables.counts import (
     EncodedRecordDetails,
+    ExampleSlice,
     OverlongRecordCounts,
     PartitionPlanDetails,
     TableExampleCounts,
@@ -59,12 +60,14 @@ from rowmill.kinds.tables.partition_plan import (
     PLAN_FACTS,
     ExampleLimits,
     OverflowFacts,
+    PartitionPlan,
+    PlanRequest,
     SplitFacts,
     TablePlan,
-    TablePlanRequest,
-    count_sampled_rows,
+    count_train_records,
+    find_oversized,
     plan_partition,
-    replan_partition,
+    plan_split,
     require_fitting_units,
     require_record_room,
     summarize_split,
@@ -72,6 +75,7 @@ from rowmill.kinds.tables.partition_plan import (
 from rowmill.kinds.tables.partitions import (
     IndexOptions,
     ObservedTable,
+    RowIndex,
     RowPart,
     TablePartition,
     load_observed_table,
@@ -87,10 +91,10 @@ from rowmill.kinds.tables.record_tokens import (
     VERSION,
     BuildExamplesInputs,
     EncodeInputs,
-    PrefillOptions,
     cut_slices,
-    write_prefill,
+    list_prefills,
 )
+from rowmill.kinds.tables.schema import RecordSchema
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.kinds.tables.size_estimates import advise_group_column, estimate_example
 from rowmill.packing.pack_plan import keep_examples_whole, measure_padded_room, plan_slices
@@ -112,7 +116,6 @@ from rowmill.schema.ledger import REJECTED, sum_counts
 from rowmill.schema.length_counts import LengthCounts
 from rowmill.schema.manifest import DisplayTable, Histogram, Manifest, Part, add_up_counts
 from rowmill.schema.rows import SPLITS, Rejected
-from rowmill.shards.host_scratch import HostScratch
 from rowmill.stats.lengths import (
     choose_candidate_seq_lens,
     compute_length_quantiles,
@@ -189,78 +192,84 @@ def account_part(inputs: LedgerInputs, place: PartPlace) -> PartResult:
     return PartResult(files, counts=(of_rows, *CountSet.parse(inputs.encoded.counts).by_class.values()))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionInputs(PartInputs):
     """A partition to plan."""
 
     partition: TablePartition
-    options: IndexOptions
 
     @property
     def input_bytes(self) -> int:
         return self.partition.bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionPlanInputs(PartitionInputs):
-    """A partition to plan; its request has the partition's share of the sample."""
+    """A partition to plan with its share of the sample, and what its prefills are written with."""
 
-    request: TablePlanRequest
-    prefill: PrefillOptions
+    request: PlanRequest
+    schema: RecordSchema
+    frame: PromptFrame
 
 
 @part_function(version=3)
 def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartResult:
-    """Plan a partition, and write its slices and the states of its rows."""
-    store = place.store
-    parts = inputs.partition.parts
-    index, lengths = read_partition(store, inputs.partition, inputs.options)
-    row_files = [part.rows for part in parts]
-    read_column = partial(read_row_column, store, row_files, index)
-    plan = plan_partition(inputs.request, index, lengths, read_column=read_column)
-    prefills = write_prefill(store, place.stage_folder, inputs.prefill, row_files, index, plan)
-    files: dict[str, File] = {one.fingerprint: one.files["prefill"] for one in prefills}
-    slices: list[tuple[str, str, int, int]] = []
-    for number, (described, piece) in enumerate(cut_slices(plan, index, parts, inputs.prefill.frame)):
-        files[described[0]] = place.write(f"slice-{number:05d}", piece)
+    """Plan a partition, and write its slices, the states of its rows, and the prefills of its series."""
+    parts, request = inputs.partition.parts, inputs.request
+    rows = read_partition(place.store, inputs.partition, request.index)
+    read_column = partial(read_row_column, place.store, [part.rows for part in parts], rows.index)
+    plan = plan_partition(request, rows, read_column)
+    files: dict[str, File] = {}
+    slices: list[ExampleSlice] = []
+    for number, (described, examples) in enumerate(cut_slices(plan, rows.index, parts, inputs.frame)):
+        files[described.fingerprint] = place.write(f"slice-{number:05d}", examples)
         slices.append(described)
-    # Parts are numbered as in the index, so that the file of states does not depend on other partitions.
-    rows = np.flatnonzero(plan.states != KEPT_STATE)
-    which, places = index.locate_rows(rows)
-    texts = np.full(len(rows), "", object)
-    for overflow, of in zip(plan.overflows, plan.overflow_rows, strict=True):
-        texts[np.searchsorted(rows, of)] = overflow.description
-    states = pa.table([which, places, plan.states[rows], texts], schema=_STATE_SCHEMA)
+    states = _list_states(plan, rows.index)
     files["states"] = place.write("states", states)
-    numbers, begins = np.unique(which, return_index=True)
-    borders = pairwise([*begins.tolist(), len(rows)])
-    digests = {
-        str(number): identify(states.slice(begin, end - begin).drop_columns("part"))
-        for number, (begin, end) in zip(numbers.tolist(), borders, strict=True)
-    }
+    prefills = list_prefills(request.form, inputs.schema, inputs.frame, plan, rows.index, read_column)
+    if prefills is not None:
+        files["prefill"] = place.write("prefill", prefills)
+    facts = tuple(summarize_split(plan.mode, split) for split in plan.splits), OverflowFacts.of(plan.overflows)
     details = PartitionPlanDetails(
-        plan=PLAN_FACTS.dump_python(
-            (tuple(summarize_split(plan.mode, split) for split in plan.splits), OverflowFacts.of(plan.overflows)),
-            mode="json",
-        ),
-        slices=tuple(slices),
-        states=digests,
-        prefills=tuple(one.fingerprint for one in prefills),
+        plan=PLAN_FACTS.dump_python(facts, mode="json"), slices=tuple(slices), states=_identify_states(states)
     )
     return PartResult(files, details=(details,))
 
 
+def _list_states(plan: PartitionPlan, index: RowIndex) -> pa.Table:
+    """Return the states of the rows that are not kept, with the part of each and its place there."""
+    # Parts are numbered as in the index, so that the file does not depend on other partitions.
+    rows = np.flatnonzero(plan.states != KEPT_STATE)
+    parts, places = index.locate_rows(rows)
+    texts = np.full(len(rows), "", object)
+    descriptions = np.array([overflow.description for overflow in plan.overflows], object)
+    texts[np.searchsorted(rows, plan.overflow_rows)] = np.repeat(descriptions, np.diff(plan.overflow_first_row))
+    return pa.table([parts, places, plan.states[rows], texts], schema=_STATE_SCHEMA)
+
+
+def _identify_states(states: pa.Table) -> dict[str, str]:
+    """Return a digest of the states of each part, by the part's number."""
+    parts, begins = np.unique(states.column("part").to_numpy(), return_index=True)
+    borders = pairwise([*begins.tolist(), len(states)])
+    return {
+        str(part): str(identify(states.slice(begin, end - begin).drop_columns("part")))
+        for part, (begin, end) in zip(parts.tolist(), borders, strict=True)
+    }
+
+
 @dataclass(frozen=True, slots=True)
-class _EncodedTable:
+class EncodedTable:
     """A table with the ids of its records, and what its examples are planned with."""
 
     observed: ObservedTable
     frame: PromptFrame
+    request: PlanRequest
     encoded: MappedParts
     parts: list[RowPart]
 
 
-def _encode_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> _EncodedTable:
+def encode_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> EncodedTable:
+    """Choose the prompt of a table, and encode the records of each part of its rows."""
     observed = load_observed_table(context.input(CANONICAL_ROWS).details)
     form, card = require_records(context.dataset), tokenizer.card
     encoder = open_encoder(context.store.root, path)
@@ -290,114 +299,91 @@ def _encode_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -
         ],
     )
     parts = [RowPart(file, ids.files["tokens"], ids.fingerprint) for file, ids in zip(rows, encoded.parts, strict=True)]
-    return _EncodedTable(observed, frame, encoded, parts)
+    return EncodedTable(observed, frame, make_request(context, observed, len(frame.prompt_ids)), encoded, parts)
 
 
-Requests = Sequence[tuple[TablePlanRequest, ...]]
-"""The plans of each partition: one, or one for each length that is compared."""
+def make_request(context: KindContext, observed: ObservedTable, prompt_tokens: int) -> PlanRequest:
+    """Return what decides the plan of a dataset; what is generated later decides nothing."""
+    form = require_records(context.dataset).model_copy(update={"generation": None})
+    limits, index = ExampleLimits(context.limit, prompt_tokens, form.cap), IndexOptions.of(context, observed)
+    return PlanRequest(context.dataset_name or "", context.recipe.seed, form, index, limits, form.wanted)
 
 
-def _share_samples(
-    context: KindContext,
-    wanted: int,
-    partitions: Sequence[TablePartition],
-    options: IndexOptions,
-    requests: Requests,
-) -> tuple[Requests, list[int]]:
-    """Give each partition its share of a sample, which depends on what fits at each length.
-
-    Return also the train records of all partitions that fit at each length.
-    """
-    count, size = partial(count_samples, context.store, options), sum(partition.bytes for partition in partitions)
-    counts = [*context.pool.map(count, list(zip(partitions, requests, strict=True)), size_bytes=size)]
-    by_length = [*zip(*counts, strict=True)]
-    shares = zip(*(share_sample(wanted, counts) for counts in by_length), strict=True)
-    shared = [
-        tuple(replace(request, wanted=share) for request, share in zip(own, own_shares, strict=True))
-        for own, own_shares in zip(requests, shares, strict=True)
-    ]
-    return shared, [sum(counts) for counts in by_length]
+def count_fitting(
+    context: KindContext, requests: Sequence[PlanRequest], partitions: Sequence[TablePartition]
+) -> list[tuple[int, ...]]:
+    """Return for each request, which differ in their limits, the train records of every partition that fit."""
+    count, size = partial(_count_partition, context.store, requests), sum(own.bytes for own in partitions)
+    return [*zip(*context.pool.map(count, partitions, size_bytes=size), strict=True)]
 
 
-def count_samples(
-    store: Store, options: IndexOptions, planned: tuple[TablePartition, tuple[TablePlanRequest, ...]]
-) -> list[int]:
-    """Count the train records of a partition that fit at each length."""
-    partition, requests = planned
-    index, lengths = read_partition(store, partition, options)
-    return [count_sampled_rows(request, index, lengths) for request in requests]
+def _count_partition(store: Store, requests: Sequence[PlanRequest], partition: TablePartition) -> list[int]:
+    rows = read_partition(store, partition, requests[0].index)
+    return [count_train_records(request, rows) for request in requests]
 
 
-def _plan_table(
-    context: KindContext, tokenizer: LoadedTokenizer, table: _EncodedTable, scratch: HostScratch
-) -> tuple[TablePlan, list[LedgerInputs], list[BuildExamplesInputs], list[Part]]:
-    """Plan the partitions of a table, each in a task of its own.
-
-    Return the plan in numbers, the tasks of its ledgers and examples, and the prefills of its series.
-    """
-    form, name = require_records(context.dataset), context.dataset_name or ""
-    observed, frame = table.observed, table.frame
-    limits = ExampleLimits(context.limit, len(frame.prompt_ids), form.cap)
-    widest_names = ", ".join(sorted(observed.schema.names, key=lambda name: -len(name))[:5])
-    require_record_room(name, form, limits, widest_names)
-    # What is generated later decides nothing.
-    trained = form.model_copy(update={"generation": None})
-    request = TablePlanRequest(name, context.recipe.seed, trained, limits, form.wanted)
-    options, prefill = IndexOptions.of(context, observed), PrefillOptions(trained, observed.schema, frame)
-    partitions = partition_rows(context, table.parts)
-    requests = [(replace(request, partition=partition.name),) for partition in partitions]
-    if form.wanted is not None:
-        requests, [fitting] = _share_samples(context, form.wanted, partitions, options, requests)
-        if form.privacy.dp_enabled and form.wanted > fitting:
+def _plan_partitions(context: KindContext, table: EncodedTable, partitions: Sequence[TablePartition]) -> list[Part]:
+    """Plan the partitions of a table, each in a task of its own."""
+    request = table.request
+    require_record_room(request.dataset, request.form, request.limits, _name_widest(table.observed.schema))
+    shares: Sequence[int | None] = [None] * len(partitions)
+    if request.wanted_records is not None:
+        [fitting] = count_fitting(context, [request], partitions)
+        shares = share_sample(request.wanted_records, fitting)
+        if request.form.privacy.dp_enabled and request.wanted_records > sum(fitting):
             raise ConfigError(
-                f"datasets.{name}.format.training.num_input_records_to_sample: {form.wanted} of {fitting} train "
-                "records under privacy.dp_enabled, where each record may be shown only once; lower it"
+                f"datasets.{request.dataset}.format.training.num_input_records_to_sample: {request.wanted_records} of "
+                f"{sum(fitting)} train records under privacy.dp_enabled, where each record may be shown only once; "
+                "lower it"
             )
-    plans = [
-        PartitionPlanInputs(partition, options, own, prefill)
-        for partition, (own,) in zip(partitions, requests, strict=True)
+    tasks = [
+        PartitionPlanInputs(
+            partition=partition,
+            request=replace(request, wanted_records=share),
+            schema=table.observed.schema,
+            frame=table.frame,
+        )
+        for partition, share in zip(partitions, shares, strict=True)
     ]
-    written = context.map(plan_partition_part, plans).parts
-    planned = [part.get_details(PartitionPlanDetails) for part in written]
-    counted = [PLAN_FACTS.validate_python(one.plan) for one in planned]
+    return context.map(plan_partition_part, tasks).parts
+
+
+def _add_up_plans(table: EncodedTable, planned: Sequence[Part]) -> TablePlan:
+    """Add up the plans of partitions, and refuse a table of which something does not fit."""
+    form, limits, frame, order = table.request.form, table.request.limits, table.frame, table.observed.order
+    counted = [PLAN_FACTS.validate_python(part.get_details(PartitionPlanDetails).plan) for part in planned]
     overflows = OverflowFacts.join([own for _, own in counted])
-    require_fitting_units(name, trained, overflows)
-    by_split = [[one for splits, _ in counted for one in splits if one.split == split] for split in SPLITS]
-    joined = tuple(SplitFacts.join(own) for own in by_split if own)
+    require_fitting_units(table.request.dataset, form, overflows)
+    by_split = [[own for splits, _ in counted for own in splits if own.split == split] for split in SPLITS]
     described = {
         "mode": form.mode, "bos_id": frame.bos_id, "bos": frame.bos_text, "eos_id": frame.eos_id, "eos": frame.eos_text,
-        "prompt": limits.prompt, "limit": limits.limit, "records": limits.records, "cap": limits.cap,
-        "wanted": form.wanted, "prompt_text": frame.prompt_text,
-        "order": None if observed.order is None else observed.order.name,
+        "prompt": limits.prompt_tokens, "limit": limits.example_tokens, "records": limits.record_tokens,
+        "cap": limits.cap, "wanted": form.wanted, "prompt_text": frame.prompt_text,
+        "order": None if order is None else order.name,
         "privacy_unit": ("group" if form.mode == "grouped" else "record") if form.privacy.dp_enabled else None,
-        "widest_names": widest_names,
+        "widest_names": _name_widest(table.observed.schema),
     }  # fmt: skip
+    joined = tuple(SplitFacts.join(own) for own in by_split if own)
     changed = add_up_counts(table.encoded.parts).get(TableExampleCounts).changed_by_wire
-    plan = TablePlan(form.mode, limits, described, joined, overflows, changed)
-    vocab_size = context.recipe.vocab_size or tokenizer.card.vocab_size
-    examples: list[BuildExamplesInputs] = []
+    return TablePlan(form.mode, limits, described, joined, overflows, changed)
+
+
+def _name_widest(schema: RecordSchema) -> str:
+    return ", ".join(sorted(schema.names, key=lambda name: -len(name))[:5])
+
+
+def _list_ledgers(
+    table: EncodedTable, partitions: Sequence[TablePartition], planned: Sequence[Part]
+) -> list[LedgerInputs]:
+    """Return the tasks that write the ledger of each part, with its rows' states in the partitions that have some."""
     states: defaultdict[int, list[PartStates]] = defaultdict(list)
-    for partition, part, named in zip(partitions, written, planned, strict=True):
-        sources = partition.parts
-        is_grouped, files = form.mode == "grouped", part.files
-        examples += [
-            BuildExamplesInputs(
-                name, split, is_grouped, vocab_size, records, tokens, sources, files[name], frame, scratch
-            )
-            for name, split, records, tokens in named.slices
-        ]
-        for number, digest in named.states.items():
-            states[partition.first + int(number)].append(PartStates(digest, files["states"], int(number)))
-    ledgers = [
+    for partition, part in zip(partitions, planned, strict=True):
+        for number, digest in part.get_details(PartitionPlanDetails).states.items():
+            states[partition.first + int(number)].append(PartStates(digest, part.files["states"], int(number)))
+    return [
         LedgerInputs(rows=part.rows, encoded=ids, partitions=tuple(states.get(number, ())))
         for number, (part, ids) in enumerate(zip(table.parts, table.encoded.parts, strict=True))
     ]
-    prefills = [
-        Part(name, {"prefill": part.files[name]})
-        for part, named in zip(written, planned, strict=True)
-        for name in named.prefills
-    ]
-    return plan, ledgers, examples, prefills
 
 
 def identify_examples(dataset: DatasetOptions, limit: int, seed: int, vocab_size: int | None) -> dict[str, Any]:
@@ -411,57 +397,55 @@ def identify_examples(dataset: DatasetOptions, limit: int, seed: int, vocab_size
     }
 
 
-def identify_lengths(dataset: DatasetOptions, seed: int, seq_len: int) -> dict[str, Any]:
-    """Return the options that decide the facts of records, in addition to those of all kinds."""
-    format_options = require_records(dataset).model_dump(mode="json", exclude={"generation"})
-    return {"records": LENGTHS_VERSION, "format": format_options, "seed": seed, "seq_len": seq_len}
-
-
 def plan_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> TablePlan:
     """Plan the examples without making them."""
-    with open_host_scratch(context) as scratch:
-        return _plan_table(context, tokenizer, _encode_table(context, tokenizer, path), scratch)[0]
+    table = encode_table(context, tokenizer, path)
+    return _add_up_plans(table, _plan_partitions(context, table, partition_rows(context, table.parts)))
 
 
 def make_table_examples(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> StageOutput:
     """Encode, plan, and write examples; if planning fails, no examples are written."""
-    table = _encode_table(context, tokenizer, path)
+    table = encode_table(context, tokenizer, path)
+    partitions = partition_rows(context, table.parts)
+    planned = _plan_partitions(context, table, partitions)
+    plan = _add_up_plans(table, planned)
+    vocab_size = context.recipe.vocab_size or tokenizer.card.vocab_size
     with open_host_scratch(context) as scratch:
-        plan, ledgers, examples, prefills = _plan_table(context, tokenizer, table, scratch)
-        accounts = context.map(account_part, ledgers).parts
-        built = context.map(record_tokens.build_part, examples)
-    return _build_output(context, table, plan, accounts, built, prefills, tokenizer)
+        accounts = context.map(account_part, _list_ledgers(table, partitions, planned)).parts
+        tasks = [
+            BuildExamplesInputs(
+                slice_fingerprint=own.fingerprint,
+                split=own.split,
+                vocab_size=vocab_size,
+                records=own.records,
+                tokens=own.tokens,
+                sources=partition.parts,
+                examples=part.files[own.fingerprint],
+                frame=table.frame,
+                scratch=scratch,
+            )
+            for partition, part in zip(partitions, planned, strict=True)
+            for own in (ExampleSlice(*fields) for fields in part.get_details(PartitionPlanDetails).slices)
+        ]
+        built = context.map(record_tokens.build_part, tasks)
+    prefills = [
+        Part(part.fingerprint, {"prefill": part.files["prefill"]}) for part in planned if "prefill" in part.files
+    ]
+    output = _build_output(context, table, plan, accounts, built.parts)
+    return replace(
+        output,
+        parts=[*output.parts, *prefills],
+        card={**tokenizer.card.describe(), "template_digest": None},
+        parts_reused=built.reused,
+        rows_made=table.encoded.rows_made,
+    )
 
 
 def _build_output(
-    context: KindContext,
-    table: _EncodedTable,
-    plan: TablePlan,
-    accounts: list[Part],
-    built: MappedParts,
-    prefills: Sequence[Part],
-    tokenizer: LoadedTokenizer,
+    context: KindContext, table: EncodedTable, plan: TablePlan, accounts: list[Part], examples: list[Part]
 ) -> StageOutput:
-    """Return the output of a table's rows (`accounts`) and examples (`built`)."""
-    examples, limits = built.parts, plan.limits
-    counts = add_up_counts(
-        [*accounts, *examples],
-        PromptCounts(prompts_compared=1, prompts_that_differ=0 if table.frame.is_parity else 1),
-        TableExampleCounts(
-            prompt_tokens=limits.prompt,
-            limit=limits.limit,
-            record_room=limits.records,
-            longest_example=plan.longest["longest_example"],
-            longest_group=plan.longest["longest_group"],
-        ),
-    )
-    tokens, planned = counts.get(ExampleCounts).tokens, sum(split.counts["tokens"] for split in plan.splits)
-    # Prompts, delimiters, and records as often as they are shown.
-    expected = sum(
-        split.counts["examples"] * limits.prompt + DELIMITERS_PER_UNIT * split.counts["units"] + split.shown_tokens
-        for split in plan.splits
-    )
-    counts += CountSet.of(ExampleCounts(unaccounted_tokens=abs(tokens - planned) + abs(tokens - expected)))
+    """Return the output of a table's rows (`accounts`) and examples, without what is known of the maps alone."""
+    counts = _count_output(table, plan, [*accounts, *examples])
     of_rows = counts.get(ExampleCounts)
     options = [(name, value) for name, value in plan.options.items() if value is not None and name != "widest_names"]
     tables = {
@@ -473,7 +457,7 @@ def _build_output(
     if overflow:
         tables["overflow"] = DisplayTable(("kind", "name", "tokens", "limit", "widest_column"), tuple(overflow))
     return StageOutput(
-        parts=[*accounts, *examples, *prefills],
+        parts=[*accounts, *examples],
         counts=counts,
         ledger=of_rows.list_ledger(),
         token_ledger=of_rows.list_token_ledger(),
@@ -484,27 +468,49 @@ def _build_output(
             "text_roundtrip": counts.get(TableExampleCounts).samples_of_altered.get("", ()),
         },
         schema=tuple((f.name, str(f.type)) for f in RECORD_EXAMPLES),
-        card={**tokenizer.card.describe(), "template_digest": None},
         # Parsing and generation read these.
         details={
             "records": {
                 **context.input(CANONICAL_ROWS).details["records"],
                 "frame": table.frame.to_json(),
-                "wire": require_records(context.dataset).codec.wire,
+                "wire": table.request.form.codec.wire,
                 "options": plan.options,
                 **plan.longest,
             }
         },
-        parts_reused=built.reused,
-        rows_made=table.encoded.rows_made,
     )
+
+
+def _count_output(table: EncodedTable, plan: TablePlan, parts: Sequence[Part]) -> CountSet:
+    """Add up the counts of all parts, with the tokens of examples that the plan does not account for."""
+    limits = plan.limits
+    counts = add_up_counts(
+        parts,
+        PromptCounts(prompts_compared=1, prompts_that_differ=0 if table.frame.is_parity else 1),
+        TableExampleCounts(
+            prompt_tokens=limits.prompt_tokens,
+            limit=limits.example_tokens,
+            record_room=limits.record_tokens,
+            longest_example=plan.longest["longest_example"],
+            longest_group=plan.longest["longest_group"],
+        ),
+    )
+    tokens, planned = counts.get(ExampleCounts).tokens, sum(split.counts["tokens"] for split in plan.splits)
+    # Prompts, delimiters, and records as often as they are shown.
+    expected = sum(
+        split.counts["examples"] * limits.prompt_tokens
+        + split.counts["units"] * DELIMITERS_PER_UNIT
+        + split.shown_tokens
+        for split in plan.splits
+    )
+    return counts + CountSet.of(ExampleCounts(unaccounted_tokens=abs(tokens - planned) + abs(tokens - expected)))
 
 
 def _draw_length_histograms(plan: TablePlan) -> dict[str, Histogram]:
     """Return histograms of the tokens of examples and of whole groups, with the limits of an example."""
     drawn: dict[str, Histogram] = {}
-    of_example = ("example_tokens", "tokens per example", plan.limits.limit)
-    of_group = ("group_tokens", "tokens per group", plan.limits.records)
+    of_example = ("example_tokens", "tokens per example", plan.limits.example_tokens)
+    of_group = ("group_tokens", "tokens per group", plan.limits.record_tokens)
     for name, title, limit in (of_example, of_group) if plan.mode == "grouped" else (of_example,):
         sizes = sum_counts(split.sizes[name] for split in plan.splits)
         if sizes:
@@ -518,84 +524,6 @@ def _draw_length_histograms(plan: TablePlan) -> dict[str, Histogram]:
 # ── Lengths ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def advise_dataset(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> DatasetAdvice:
-    """Rate every column that can group the records of a dataset, and estimate its examples."""
-    table, form = _encode_table(context, tokenizer, path), require_records(context.dataset)
-    limits = ExampleLimits(context.limit, len(table.frame.prompt_ids), form.cap)
-    partition = TablePartition(0, tuple(table.parts))
-    index, measured = read_partition(context.store, partition, IndexOptions.of(context, table.observed))
-    lengths = np.maximum(measured, 0)
-    columns = [
-        advise_group_column(
-            column,
-            np.bincount(codes[codes >= 0]).astype(np.int64),
-            np.bincount(codes[codes >= 0], weights=lengths[codes >= 0]).astype(np.int64),
-            record_budget=limits.records,
-            mode="sequential" if form.mode == "sequential" else "grouped",
-            cap=limits.cap,
-            is_ordered=form.order_column is not None,
-        )
-        for column, codes in _iterate_group_columns(context)
-    ]
-    columns.sort(key=lambda one: (len(one.unsuitable), len(one.warnings), -one.sizes["count"], one.column))
-    rows = max(int((measured >= 0).sum()), 1)
-    groups = max(len(index.keys), 1)
-    estimate = estimate_example(
-        form.mode,
-        limit=limits.limit,
-        prompt=limits.prompt,
-        cap=limits.cap,
-        record_tokens=float(lengths.sum()) / rows,
-        records_per_group=rows / groups,
-    )
-    return DatasetAdvice(context.dataset_name or "", tuple(columns), estimate, form.mode, form.group_columns)
-
-
-def _iterate_group_columns(context: KindContext) -> Iterator[tuple[str, Ints]]:
-    """Yield each column in which some rows share a value, with the number of each row's value (−1 for null)."""
-    texts: list[str] = []
-    for part in context.input(CANONICAL_ROWS).parts:
-        texts += context.store.table(part.files["rows"], ["record"]).column(0).to_pylist()
-    records: list[dict[str, Any]] = [read_json(text) for text in texts]
-    for name in dict.fromkeys(key for record in records for key in record):
-        numbers: dict[str, int] = {}
-        codes = np.full(len(records), -1, np.int64)
-        for row, record in enumerate(records):
-            value = record.get(name)
-            if value is not None:
-                codes[row] = numbers.setdefault(json.dumps(value, default=repr), len(numbers))
-        if 1 < len(numbers) < int((codes >= 0).sum()):
-            yield name, codes
-
-
-_LENGTH_SCHEMA = make_required_schema(limit=pa.int32(), split=pa.int8(), tokens=pa.int32())
-"""An example at another length; `split` indexes `SPLITS`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplanInputs(PartitionInputs):
-    """A partition to plan at other lengths: a request for each of them."""
-
-    requests: tuple[TablePlanRequest, ...]
-
-
-@part_function(version=2)
-def replan_partition_part(inputs: ReplanInputs, place: PartPlace) -> PartResult:
-    """Plan a partition at each length, and write the lengths of its examples."""
-    index, tokens = read_partition(place.store, inputs.partition, inputs.options)
-    pieces = [_LENGTH_SCHEMA.empty_table()]
-    over: list[OverlongRecordCounts] = []
-    for request in inputs.requests:
-        lengths, records, lost = replan_partition(request, index, tokens)
-        limit = str(request.limits.limit)
-        over.append(OverlongRecordCounts(overlong_records={limit: records}, lost_tokens={limit: lost}))
-        pieces += [
-            pa.table([np.full(len(own), request.limits.limit), np.full(len(own), split), own], schema=_LENGTH_SCHEMA)
-            for split, own in enumerate(lengths)
-        ]
-    return PartResult({"lengths": place.write("lengths", pa.concat_tables(pieces))}, counts=over)
-
-
 LENGTHS_VERSION = 1
 """Increase it when facts of records are counted differently."""
 
@@ -603,6 +531,12 @@ OVERFLOW_REASONS = ("record_overflow", "group_overflow")
 """Reasons of records that are too large for an example."""
 HIGH_PROMPT_SHARE = 0.25
 """Share of all tokens from which the prompt is mentioned."""
+
+
+def identify_lengths(dataset: DatasetOptions, seed: int, seq_len: int) -> dict[str, Any]:
+    """Return the options that decide the facts of records, in addition to those of all kinds."""
+    format_options = require_records(dataset).model_dump(mode="json", exclude={"generation"})
+    return {"records": LENGTHS_VERSION, "format": format_options, "seed": seed, "seq_len": seq_len}
 
 
 def make_table_lengths(context: KindContext) -> StageOutput:
@@ -656,59 +590,6 @@ def make_table_lengths(context: KindContext) -> StageOutput:
     )
 
 
-def _compare_table_seq_lens(context: KindContext, output: Manifest, limit: int) -> DisplayTable:
-    """Plan the table at each length, in the partitions of the build: examples, records in none, packed sequences."""
-    limits, form = choose_candidate_seq_lens(limit), require_records(context.dataset)
-    # What is generated later decides nothing.
-    trained, prompt = form.model_copy(update={"generation": None}), _read_prompt_tokens(output)
-    key = (*context.dataset_key, CANONICAL_ROWS)
-    rows = manifest.load_input(context.store, output, key).files("rows")
-    options = IndexOptions.of(context, load_observed_table(output.details))
-    parts = [
-        RowPart(*both, digest_json(*(file.digest for file in both)))
-        for both in zip(rows, output.files("tokens"), strict=True)
-    ]
-    partitions = partition_rows(context, parts)
-    name, wanted = context.dataset_name or "", form.wanted
-    requests: Requests = [
-        tuple(
-            TablePlanRequest(
-                name, context.recipe.seed, trained, ExampleLimits(other, prompt, form.cap), wanted, partition.name
-            )
-            for other in limits
-        )
-        for partition in partitions
-    ]
-    if wanted is not None:
-        requests, _ = _share_samples(context, wanted, partitions, options, requests)
-    plans = [ReplanInputs(partition, options, own) for partition, own in zip(partitions, requests, strict=True)]
-    replanned = context.map(replan_partition_part, plans).parts
-    table = pa.concat_tables([context.store.table(part.files["lengths"]) for part in replanned])
-    limited, splits, tokens = (table.column(name).to_numpy() for name in ("limit", "split", "tokens"))
-    over = add_up_counts(replanned).get(OverlongRecordCounts)
-    packing, lines = context.dataset.packing, list[tuple[int, ...]]()
-    for other in limits:
-        lengths = [tokens[(limited == other) & (splits == split)].astype(np.int64) for split in range(len(SPLITS))]
-        # `seq_len` changes with the length unless the dataset sets its own.
-        seq_len = other if form.assembly.max_seq_length is None else max(other, context.recipe.seq_len)
-        measured = (measure_padded_room(of_split, seq_len, packing.room_multiple) for of_split in lengths)
-        packed = [
-            plan_slices(
-                keep_examples_whole(room),
-                limit=capacity,
-                strategy=packing.strategy_for(form.ROW_KIND),
-                max_segments=packing.segment_limit,
-                tail=packing.tail,
-            )
-            for room, capacity in measured
-            if len(room)
-        ]
-        left_out = (counted.get(str(other), 0) for counted in (over.overlong_records, over.lost_tokens))
-        lines.append((other, sum(map(len, lengths)), *left_out, sum(plan.sequences for plan in packed)))
-    columns = ("seq_len", "examples", "examples_over", "trained_lost", "sequences")
-    return DisplayTable(columns, tuple(lines))
-
-
 def _read_prompt_tokens(output: Manifest) -> int:
     return output.get_counts(TableExampleCounts).prompt_tokens
 
@@ -735,3 +616,145 @@ def _advise_assembly(output: Manifest, records: int, over: int, median: int, lim
             "format.prompt.style: names"
         )
     return tuple(hints)
+
+
+# ── Other lengths ──────────────────────────────────────────────────────────────────────────────────
+
+
+_LENGTH_SCHEMA = make_required_schema(limit=pa.int32(), split=pa.int8(), tokens=pa.int32())
+"""An example at another length; `split` indexes `SPLITS`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplanInputs(PartitionInputs):
+    """A partition to plan at several lengths, with its share of the sample at each."""
+
+    requests: tuple[PlanRequest, ...]
+
+
+@part_function(version=2)
+def replan_partition_part(inputs: ReplanInputs, place: PartPlace) -> PartResult:
+    """Plan a partition at each length, and write the lengths of its examples; what does not fit is left out."""
+    rows = read_partition(place.store, inputs.partition, inputs.requests[0].index)
+    pieces = [_LENGTH_SCHEMA.empty_table()]
+    overlong: list[OverlongRecordCounts] = []
+    for request in inputs.requests:
+        oversized, _ = find_oversized(request, rows)
+        fitting = rows.tokens >= 0
+        fitting[oversized] = False
+        limit, lost = request.limits.example_tokens, int(rows.tokens[oversized].sum())
+        overlong.append(
+            OverlongRecordCounts(overlong_records={str(limit): len(oversized)}, lost_tokens={str(limit): lost})
+        )
+        for number, split in enumerate(SPLITS):
+            tokens = plan_split(request, rows, fitting, split).example_tokens
+            columns = [np.full(len(tokens), limit), np.full(len(tokens), number), tokens]
+            pieces.append(pa.table(columns, schema=_LENGTH_SCHEMA))
+    return PartResult({"lengths": place.write("lengths", pa.concat_tables(pieces))}, counts=overlong)
+
+
+def _replan_partitions(context: KindContext, output: Manifest, seq_lens: Sequence[int]) -> list[Part]:
+    """Plan the table at each length, in the partitions of the build."""
+    rows = manifest.load_input(context.store, output, (*context.dataset_key, CANONICAL_ROWS)).files("rows")
+    parts = [
+        RowPart(*both, digest_json(*(file.digest for file in both)))
+        for both in zip(rows, output.files("tokens"), strict=True)
+    ]
+    partitions = partition_rows(context, parts)
+    request = make_request(context, load_observed_table(output.details), _read_prompt_tokens(output))
+    requests = [replace(request, limits=replace(request.limits, example_tokens=seq_len)) for seq_len in seq_lens]
+    # Of each length a share for each partition.
+    shares: Sequence[Sequence[int | None]] = [[None] * len(partitions)] * len(requests)
+    if request.wanted_records is not None:
+        shares = [share_sample(request.wanted_records, own) for own in count_fitting(context, requests, partitions)]
+    tasks = [
+        ReplanInputs(
+            partition=partition,
+            requests=tuple(
+                replace(own, wanted_records=share) for own, share in zip(requests, of_partition, strict=True)
+            ),
+        )
+        for partition, of_partition in zip(partitions, zip(*shares, strict=True), strict=True)
+    ]
+    return context.map(replan_partition_part, tasks).parts
+
+
+def _compare_table_seq_lens(context: KindContext, output: Manifest, limit: int) -> DisplayTable:
+    """Compare lengths: the examples at each, the records that fit into none, and packed sequences."""
+    seq_lens, form = choose_candidate_seq_lens(limit), require_records(context.dataset)
+    replanned = _replan_partitions(context, output, seq_lens)
+    table = pa.concat_tables([context.store.table(part.files["lengths"]) for part in replanned])
+    limits, splits, tokens = (table.column(name).to_numpy() for name in ("limit", "split", "tokens"))
+    overlong = add_up_counts(replanned).get(OverlongRecordCounts)
+    packing, lines = context.dataset.packing, list[tuple[int, ...]]()
+    for other in seq_lens:
+        lengths = [tokens[(limits == other) & (splits == split)].astype(np.int64) for split in range(len(SPLITS))]
+        # `seq_len` changes with the length unless the dataset sets its own.
+        seq_len = other if form.assembly.max_seq_length is None else max(other, context.recipe.seq_len)
+        measured = (measure_padded_room(of_split, seq_len, packing.room_multiple) for of_split in lengths)
+        packed = [
+            plan_slices(
+                keep_examples_whole(room),
+                limit=capacity,
+                strategy=packing.strategy_for(form.ROW_KIND),
+                max_segments=packing.segment_limit,
+                tail=packing.tail,
+            )
+            for room, capacity in measured
+            if len(room)
+        ]
+        left_out = (counted.get(str(other), 0) for counted in (overlong.overlong_records, overlong.lost_tokens))
+        lines.append((other, sum(map(len, lengths)), *left_out, sum(plan.sequences for plan in packed)))
+    return DisplayTable(("seq_len", "examples", "examples_over", "trained_lost", "sequences"), tuple(lines))
+
+
+# ── Before a build ─────────────────────────────────────────────────────────────────────────────────
+
+
+def advise_dataset(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> DatasetAdvice:
+    """Rate every column that can group the records of a dataset, and estimate its examples."""
+    table, form = encode_table(context, tokenizer, path), require_records(context.dataset)
+    limits = table.request.limits
+    partition = TablePartition(0, tuple(table.parts))
+    rows = read_partition(context.store, partition, table.request.index)
+    lengths = np.maximum(rows.tokens, 0)
+    columns = [
+        advise_group_column(
+            column,
+            np.bincount(codes[codes >= 0]).astype(np.int64),
+            np.bincount(codes[codes >= 0], weights=lengths[codes >= 0]).astype(np.int64),
+            record_budget=limits.record_tokens,
+            mode="sequential" if form.mode == "sequential" else "grouped",
+            cap=limits.cap,
+            is_ordered=form.order_column is not None,
+        )
+        for column, codes in _iterate_group_columns(context)
+    ]
+    columns.sort(key=lambda one: (len(one.unsuitable), len(one.warnings), -one.sizes["count"], one.column))
+    records, groups = max(int((rows.tokens >= 0).sum()), 1), max(len(rows.index.keys), 1)
+    estimate = estimate_example(
+        form.mode,
+        limit=limits.example_tokens,
+        prompt=limits.prompt_tokens,
+        cap=limits.cap,
+        record_tokens=float(lengths.sum()) / records,
+        records_per_group=records / groups,
+    )
+    return DatasetAdvice(context.dataset_name or "", tuple(columns), estimate, form.mode, form.group_columns)
+
+
+def _iterate_group_columns(context: KindContext) -> Iterator[tuple[str, Ints]]:
+    """Yield each column in which some rows share a value, with the number of each row's value (−1 for null)."""
+    texts: list[str] = []
+    for part in context.input(CANONICAL_ROWS).parts:
+        texts += context.store.table(part.files["rows"], ["record"]).column(0).to_pylist()
+    records: list[dict[str, Any]] = [read_json(text) for text in texts]
+    for name in dict.fromkeys(key for record in records for key in record):
+        numbers: dict[str, int] = {}
+        codes = np.full(len(records), -1, np.int64)
+        for row, record in enumerate(records):
+            value = record.get(name)
+            if value is not None:
+                codes[row] = numbers.setdefault(json.dumps(value, default=repr), len(numbers))
+        if 1 < len(numbers) < int((codes >= 0).sum()):
+            yield name, codes

@@ -88,15 +88,15 @@ class Records(RecordOptions, JointKind):
 
     def identify_lengths(self, recipe: RecipeNumbers, options: DatasetOptions) -> dict[str, Any]:
         """Return the options that decide plans at other lengths."""
-        from rowmill.kinds.tables import table_examples
+        from rowmill.kinds.tables import table_lengths
 
-        return table_examples.identify_lengths(options, recipe.seed, recipe.seq_len)
+        return table_lengths.identify_lengths(options, recipe.seed, recipe.seq_len)
 
     def measure_lengths(self, context: "KindContext") -> "StageOutput":
         """Measure the examples, and plan the records at other lengths."""
-        from rowmill.kinds.tables import table_examples
+        from rowmill.kinds.tables import table_lengths
 
-        return table_examples.make_table_lengths(context)
+        return table_lengths.make_table_lengths(context)
 
     def find_near_rows(self, context: "WorkContext", options: DatasetOptions, rows: Manifest) -> NearRows:
         """Compare the held-out records with those that train, cell by cell."""
@@ -114,9 +114,9 @@ class Records(RecordOptions, JointKind):
 
     def advise(self, context: "KindContext", tokenizer: LoadedTokenizer, path: str) -> DatasetAdvice:
         """Rate each column as the one that groups records."""
-        from rowmill.kinds.tables import table_examples
+        from rowmill.kinds.tables import table_lengths
 
-        return table_examples.advise_dataset(context, tokenizer, path)
+        return table_lengths.advise_dataset(context, tokenizer, path)
 
     def propose_contract(self, context: "KindContext", taken: TakenGroup) -> str | None:
         """Return the YAML file of the contract that the data suggests."""

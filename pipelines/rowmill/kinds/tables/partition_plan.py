@@ -40,8 +40,8 @@ from rowmill.core import permutation
 from rowmill.core.arrays import Bools, Ints, are_among, compute_offsets, expand_ranges, mark_changes
 from rowmill.core.errors import ContextOverflowError
 from rowmill.kinds.tables.options import RecordOptions
-from rowmill.kinds.tables.partitions import IndexOptions, PartitionRows
-from rowmill.kinds.tables.schema import Mode
+from rowmill.kinds.tables.partitions import PartitionRows
+from rowmill.kinds.tables.schema import Mode, SortKey
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.schema.ledger import sum_counts
 from rowmill.schema.manifest import DisplayTable
@@ -404,9 +404,6 @@ class TablePlan:
 # ── Planning a partition ───────────────────────────────────────────────────────────────────────────
 
 
-KEPT_STATE, NOT_SAMPLED, FIRST_REJECT_STATE = 0, 1, 2
-
-
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """What decides the plan of a partition beside its rows; the dataset's name and the seed decide what is drawn.
@@ -417,7 +414,7 @@ class PlanRequest:
     dataset: str
     seed: int
     form: RecordOptions
-    index: IndexOptions
+    order: SortKey | None
     limits: ExampleLimits
     wanted_records: int | None
 
@@ -429,7 +426,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitPlan:
-    """The examples of a split, and the tokens of each: int64[E].
+    """The examples of a split of a partition, and the tokens of each: int64[E].
 
     `rows[r]` is the row of record r in the partition's index, `group_keys[g]` the index's number of the key of group g
     (−1: none).
@@ -441,49 +438,6 @@ class SplitPlan:
     records: SplitRecords
     examples: CutExamples
     example_tokens: Ints
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PartitionPlan:
-    """The splits of a partition that have rows, and what becomes of each row: `states` int8[N].
-
-    Overflow i has the rows `[overflow_first_row[i], overflow_first_row[i + 1])` of `overflow_rows`.
-    """
-
-    mode: Mode
-    splits: tuple[SplitPlan, ...]
-    states: NDArray[np.int8]
-    overflows: tuple[TableOverflow, ...]
-    overflow_rows: Ints
-    overflow_first_row: Ints
-
-
-ColumnReader = Callable[[Ints, str], Sequence[str]]
-"""Reads a column of rows, given their numbers in the index."""
-
-
-def plan_partition(request: PlanRequest, partition: PartitionRows, read_column: ColumnReader) -> PartitionPlan:
-    """Plan all splits of a partition; units that do not fit are left out, whatever the recipe says.
-
-    Overflows are named by `read_column`.
-    """
-    oversized_rows, unit_first_row = find_oversized(request, partition)
-    states = np.zeros(len(partition.tokens), np.int8)
-    states[oversized_rows] = FIRST_REJECT_STATE + (request.oversized_kind == "group")
-    fitting = (partition.tokens >= 0) & (states == KEPT_STATE)
-    splits = [plan_split(request, partition, fitting, split) for split in SPLITS]
-    shown = np.zeros(len(states), bool)
-    for own in splits:
-        shown[own.rows[own.examples.records]] = True
-    states[fitting & ~shown] = NOT_SAMPLED
-    return PartitionPlan(
-        request.form.mode,
-        tuple(own for own in splits if len(own.rows)),
-        states,
-        tuple(_name_overflows(request, partition, oversized_rows, unit_first_row, read_column)),
-        oversized_rows,
-        unit_first_row,
-    )
 
 
 def find_oversized(request: PlanRequest, partition: PartitionRows) -> tuple[Ints, Ints]:
@@ -509,8 +463,14 @@ def count_train_records(request: PlanRequest, partition: PartitionRows) -> int:
     return int((fitting & (partition.index.splits == SPLITS.index("train"))).sum())
 
 
-def plan_split(request: PlanRequest, partition: PartitionRows, fitting: Bools, split: str) -> SplitPlan:
-    """Plan the examples of those rows of a split that fit."""
+def plan_splits(request: PlanRequest, partition: PartitionRows, oversized_rows: Ints) -> list[SplitPlan]:
+    """Plan the examples of each of `SPLITS`; units that do not fit are left out, whatever the recipe says."""
+    fitting = partition.tokens >= 0
+    fitting[oversized_rows] = False
+    return [_plan_split(request, partition, fitting, split) for split in SPLITS]
+
+
+def _plan_split(request: PlanRequest, partition: PartitionRows, fitting: Bools, split: str) -> SplitPlan:
     index, form, limits = partition.index, request.form, request.limits
     rows, group_first_record = index.sort_rows(np.flatnonzero((index.splits == SPLITS.index(split)) & fitting))
     records = SplitRecords(partition.tokens[rows], group_first_record)
@@ -573,7 +533,11 @@ def summarize_split(mode: Mode, plan: SplitPlan) -> SplitFacts:
 # ── What does not fit ──────────────────────────────────────────────────────────────────────────────
 
 
-def _name_overflows(
+ColumnReader = Callable[[Ints, str], Sequence[str]]
+"""Reads a column of rows, given their numbers in the index."""
+
+
+def name_overflows(
     request: PlanRequest, partition: PartitionRows, rows: Ints, unit_first_row: Ints, read_column: ColumnReader
 ) -> Iterator[TableOverflow]:
     """Name what `find_oversized` found, and the widest column of each, reading each part once."""

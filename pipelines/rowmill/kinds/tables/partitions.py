@@ -27,7 +27,7 @@ from rowmill.core.json import Json
 from rowmill.core.storage import File, Store, map_reads, read_tables
 from rowmill.kinds.context import KindContext
 from rowmill.kinds.tables.inference import TableEvidence
-from rowmill.kinds.tables.options import require_records
+from rowmill.kinds.tables.options import RecordOptions, require_records
 from rowmill.kinds.tables.schema import DAY, MAX_DIGITS, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import read_json
 from rowmill.kinds.tables.table_contract import TableContract
@@ -133,35 +133,25 @@ class RowIndex:
         return ordered, np.append(begins, len(ordered)).astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class IndexOptions:
-    """How rows are indexed: by groups or as series, and in which order."""
-
-    order: SortKey | None
-    is_grouped: bool
-    is_series: bool
-
-    @classmethod
-    def of(cls, context: KindContext, observed: "ObservedTable") -> "IndexOptions":
-        """Return the options of the dataset."""
-        form = require_records(context.dataset)
-        return cls(observed.order, form.is_grouped, form.mode == "sequential")
-
-
 def build_row_index(
-    tables: Sequence[pa.Table], options: IndexOptions, *, first_rows: Ints | None = None, places: Ints | None = None
+    tables: Sequence[pa.Table],
+    order: SortKey | None,
+    *,
+    is_grouped: bool,
+    is_series: bool,
+    first_rows: Ints | None = None,
+    places: Ints | None = None,
 ) -> RowIndex:
     """Index rows by their keys, in the order of the source: a table for each part, unless `first_rows` are given.
 
     `first_rows` and `places` are those of `RowIndex`. A time of day becomes seconds since its series' first midnight.
     """
-    order = options.order
     if first_rows is None:
         first_rows = compute_offsets([table.num_rows for table in tables])
     splits = [pc.index_in(table.column("split"), pa.array(SPLITS)).to_numpy() for table in tables]
     groups: Ints | None = None
     keys: tuple[str, ...] = ()
-    if options.is_grouped:
+    if is_grouped:
         codes: list[Ints] = [np.empty(0, np.int64)]
         numbers: dict[str, int] = {}
         for table in tables:
@@ -172,7 +162,7 @@ def build_row_index(
         ranks = np.empty(len(numbers), np.int64)
         ranks[[numbers[key] for key in keys]] = np.arange(len(numbers))
         groups = ranks[np.concatenate(codes)]
-    elif options.is_series:
+    elif is_series:
         groups, keys = np.zeros(int(first_rows[-1]), np.int64), (NO_KEY,)
     positions = unit = None
     if order is not None and groups is not None:
@@ -281,7 +271,8 @@ def load_observed_table(details: dict[str, Any]) -> ObservedTable:
 def index_parts(context: KindContext, parts: Sequence[Part], observed: ObservedTable) -> RowIndex:
     """Index the rows of parts."""
     tables = read_tables(context.store, [part.files["rows"] for part in parts], KEY_COLUMNS)
-    return build_row_index(tables, IndexOptions.of(context, observed))
+    form = require_records(context.dataset)
+    return build_row_index(tables, observed.order, is_grouped=form.is_grouped, is_series=form.mode == "sequential")
 
 
 def read_row_column(store: Store, files: Sequence[File], index: RowIndex, rows: Ints, column: str) -> list[str]:
@@ -424,7 +415,9 @@ class PartitionRows:
     name: str | None
 
 
-def read_partition(store: Store, partition: TablePartition, options: IndexOptions) -> PartitionRows:
+def read_partition(
+    store: Store, partition: TablePartition, form: RecordOptions, order: SortKey | None
+) -> PartitionRows:
     """Read the rows of a partition as integers."""
     first_rows = places = None
     if partition.keys:
@@ -441,6 +434,13 @@ def read_partition(store: Store, partition: TablePartition, options: IndexOption
         tables = read_tables(store, [part.rows for part in partition.parts], KEY_COLUMNS)
         tokens = read_tables(store, [part.tokens for part in partition.parts], ("length",))
         lengths = [table.column(0) for table in tokens]
-    index = build_row_index(tables, options, first_rows=first_rows, places=places)
+    index = build_row_index(
+        tables,
+        order,
+        is_grouped=form.is_grouped,
+        is_series=form.mode == "sequential",
+        first_rows=first_rows,
+        places=places,
+    )
     row_tokens = np.concatenate([np.empty(0, np.int64), *(own.to_numpy() for own in lengths)]).astype(np.int64)
     return PartitionRows(index, row_tokens, partition.name)

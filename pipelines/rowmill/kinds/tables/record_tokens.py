@@ -35,10 +35,10 @@ from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.kinds.tables.counts import EncodedRecordDetails, ExampleSlice, TableExampleCounts
 from rowmill.kinds.tables.options import RecordOptions
-from rowmill.kinds.tables.partition_plan import DELIMITERS_PER_UNIT, FLUSHES, ColumnReader, PartitionPlan
+from rowmill.kinds.tables.partition_plan import DELIMITERS_PER_UNIT, FLUSHES, ColumnReader, SplitPlan
 from rowmill.kinds.tables.partitions import RowIndex, RowPart
 from rowmill.kinds.tables.prompt import PromptFrame
-from rowmill.kinds.tables.schema import RecordSchema
+from rowmill.kinds.tables.schema import Mode, RecordSchema
 from rowmill.kinds.tables.serialization import (
     RecordDecoder,
     RecordProblem,
@@ -442,13 +442,13 @@ def list_prefills(
     form: RecordOptions,
     schema: RecordSchema,
     frame: PromptFrame,
-    plan: PartitionPlan,
+    splits: Sequence[SplitPlan],
     index: RowIndex,
     read_column: ColumnReader,
 ) -> pa.Table | None:
     """Return the initial prefills of a partition; none under differential privacy, since it would publish records."""
-    train = next((split for split in plan.splits if split.split == "train"), None)
-    if plan.mode != "sequential" or form.privacy.dp_enabled or train is None:
+    train = next((split for split in splits if split.split == "train"), None)
+    if form.mode != "sequential" or form.privacy.dp_enabled or train is None:
         return None
     series = np.split(train.rows, train.records.group_first_record[1:-1])
     shown = find_distinct(np.concatenate([np.append(rows[:PREFILL_RECORDS], rows[-1]) for rows in series]))
@@ -489,19 +489,19 @@ PART_TOKENS = 1 << 20
 
 
 def cut_slices(
-    plan: PartitionPlan, index: RowIndex, parts: Sequence[RowPart], frame: PromptFrame
+    splits: Sequence[SplitPlan], mode: Mode, index: RowIndex, parts: Sequence[RowPart], frame: PromptFrame
 ) -> Iterator[tuple[ExampleSlice, pa.Table]]:
     """Yield the plan of each split in slices of about `PART_TOKENS`, as `SLICE_SCHEMA`, with what identifies each.
 
     `parts` are those that the index counts.
     """
     part_first_row = compute_offsets([part.rows.rows for part in parts])
-    for split in plan.splits:
+    for split in splits:
         made, first_place = split.examples, split.examples.example_first_place
         part_at, row_in_part = index.locate_rows(split.rows[made.records])
         rows = part_first_row[part_at] + row_in_part
         record_start = first_place[:-1]
-        if plan.mode == "sequential":
+        if mode == "sequential":
             first_record = made.records[record_start]
             record_start = first_record - split.records.group_first_record[split.records.find_groups(first_record)]
         # In plan order.
@@ -530,6 +530,6 @@ def cut_slices(
                 row_in_part[places],
                 own.drop_columns("rows"),
             ]
-            fingerprint = digest_json("examples", VERSION, frame.to_json(), split.split, plan.mode, identify(shown))
+            fingerprint = digest_json("examples", VERSION, frame.to_json(), split.split, mode, identify(shown))
             tokens = int(split.example_tokens[first:end].sum())
             yield ExampleSlice(fingerprint, split.split, len(local), tokens), own

@@ -25,7 +25,9 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from rowmill.core.arrays import Ints
 from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
@@ -42,24 +44,24 @@ from rowmill.kinds.tables.counts import (
 from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.partition_plan import (
     DELIMITERS_PER_UNIT,
-    KEPT_STATE,
     PLAN_FACTS,
     ExampleLimits,
     OverflowFacts,
-    PartitionPlan,
     PlanRequest,
     SplitFacts,
+    SplitPlan,
     TablePlan,
     count_train_records,
-    plan_partition,
+    find_oversized,
+    name_overflows,
+    plan_splits,
     require_fitting_units,
     require_record_room,
     summarize_split,
 )
 from rowmill.kinds.tables.partitions import (
-    IndexOptions,
     ObservedTable,
-    RowIndex,
+    PartitionRows,
     RowPart,
     TablePartition,
     load_observed_table,
@@ -100,7 +102,8 @@ from rowmill.tokenization.stored_tokenizers import open_encoder
 from rowmill.tokenization.tokenizer import TOKENIZATION_VERSION, LoadedTokenizer
 
 ROW_STATES = ("kept", "not_sampled", "record_overflow", "group_overflow", "unserialisable", "control_token_in_content")
-"""States of rows, indexed by plans and ledger tasks; from `FIRST_REASON` on, reject reasons."""
+"""States of rows, indexed by plans and ledger tasks; from the third on, reject reasons."""
+_KEPT, _NOT_SAMPLED = 0, 1
 
 _STATE_SCHEMA = make_required_schema(part=pa.int32(), place=pa.int32(), state=pa.int8(), detail=pa.string())
 """A row that is not kept: row `place` of part `part` of its partition. In the order of the source."""
@@ -142,23 +145,23 @@ def account_part(inputs: LedgerInputs, place: PartPlace) -> PartResult:
         details[at] = detail
     row_ids: list[str] = store.table(inputs.rows, ["row_id"]).column(0).to_pylist()
     log = RejectLog(TOKENIZED_EXAMPLES)
-    places = np.flatnonzero(states > 1).tolist()
+    places = np.flatnonzero(states > _NOT_SAMPLED).tolist()
     raw = store.table(inputs.rows).take(pa.array(places, pa.int64())).to_pylist() if places else []
     for at, row in zip(places, raw, strict=True):
         reason = ROW_STATES[int(states[at])]
         log.add(row_ids[at], Rejected(reason, details.get(at, "")), row_as_bytes(row))
-    shown = [row_ids[place] for place in np.flatnonzero(states == 0).tolist()]
-    left_out = [row_ids[place] for place in np.flatnonzero(states == 1).tolist()]
+    shown = [row_ids[place] for place in np.flatnonzero(states == _KEPT).tolist()]
+    left_out = [row_ids[place] for place in np.flatnonzero(states == _NOT_SAMPLED).tolist()]
     kept = pa.chunked_array([shown], pa.string())
     files = {
         "tokens": inputs.encoded.files["tokens"],
-        **write_accounts(place, kept, log, left_out, ROW_STATES[1]),
+        **write_accounts(place, kept, log, left_out, ROW_STATES[_NOT_SAMPLED]),
     }
     of_rows = ExampleCounts(
         rows=len(row_ids),
         kept=len(shown),
         reasons=log.counts(),
-        left_out={ROW_STATES[1]: len(left_out)} if left_out else {},
+        left_out={ROW_STATES[_NOT_SAMPLED]: len(left_out)} if left_out else {},
         samples_of_rejects=log.find_samples(),
     )
     return PartResult(files, counts=(of_rows, *CountSet.parse(inputs.encoded.counts).by_class.values()))
@@ -188,35 +191,47 @@ class PartitionPlanInputs(PartitionInputs):
 def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartResult:
     """Plan a partition, and write its slices, the states of its rows, and the prefills of its series."""
     parts, request = inputs.partition.parts, inputs.request
-    rows = read_partition(place.store, inputs.partition, request.index)
+    rows = read_partition(place.store, inputs.partition, request.form, request.order)
     read_column = partial(read_row_column, place.store, [part.rows for part in parts], rows.index)
-    plan = plan_partition(request, rows, read_column)
+    oversized_rows, unit_first_row = find_oversized(request, rows)
+    overflows = tuple(name_overflows(request, rows, oversized_rows, unit_first_row, read_column))
+    splits = [split for split in plan_splits(request, rows, oversized_rows) if len(split.rows)]
     files: dict[str, File] = {}
     slices: list[ExampleSlice] = []
-    for number, (described, examples) in enumerate(cut_slices(plan, rows.index, parts, inputs.frame)):
+    pieces = cut_slices(splits, request.form.mode, rows.index, parts, inputs.frame)
+    for number, (described, examples) in enumerate(pieces):
         files[described.fingerprint] = place.write(f"slice-{number:05d}", examples)
         slices.append(described)
-    states = _list_states(plan, rows.index)
+    texts = np.repeat(np.array([one.description for one in overflows], object), np.diff(unit_first_row))
+    states = _list_states(request, rows, splits, oversized_rows, texts)
     files["states"] = place.write("states", states)
-    prefills = list_prefills(request.form, inputs.schema, inputs.frame, plan, rows.index, read_column)
+    prefills = list_prefills(request.form, inputs.schema, inputs.frame, splits, rows.index, read_column)
     if prefills is not None:
         files["prefill"] = place.write("prefill", prefills)
-    facts = tuple(summarize_split(plan.mode, split) for split in plan.splits), OverflowFacts.of(plan.overflows)
+    facts = tuple(summarize_split(request.form.mode, split) for split in splits), OverflowFacts.of(overflows)
     details = PartitionPlanDetails(
         plan=PLAN_FACTS.dump_python(facts, mode="json"), slices=tuple(slices), states=_identify_states(states)
     )
     return PartResult(files, details=(details,))
 
 
-def _list_states(plan: PartitionPlan, index: RowIndex) -> pa.Table:
-    """Return the states of the rows that are not kept, with the part of each and its place there."""
-    # Parts are numbered as in the index, so that the file does not depend on other partitions.
-    rows = np.flatnonzero(plan.states != KEPT_STATE)
-    parts, places = index.locate_rows(rows)
-    texts = np.full(len(rows), "", object)
-    descriptions = np.array([overflow.description for overflow in plan.overflows], object)
-    texts[np.searchsorted(rows, plan.overflow_rows)] = np.repeat(descriptions, np.diff(plan.overflow_first_row))
-    return pa.table([parts, places, plan.states[rows], texts], schema=_STATE_SCHEMA)
+def _list_states(
+    request: PlanRequest, rows: PartitionRows, splits: Sequence[SplitPlan], oversized_rows: Ints, texts: NDArray[Any]
+) -> pa.Table:
+    """Return the states of the rows that are not kept, and `texts` of those that are too large.
+
+    Parts are numbered as in the index, so that the file does not depend on other partitions.
+    """
+    # Rows without tokens were rejected before.
+    states = np.where(rows.tokens < 0, _KEPT, _NOT_SAMPLED).astype(np.int8)
+    for split in splits:
+        states[split.rows[split.examples.records]] = _KEPT
+    states[oversized_rows] = ROW_STATES.index(f"{request.oversized_kind}_overflow")
+    details = np.full(len(states), "", object)
+    details[oversized_rows] = texts
+    left_out = np.flatnonzero(states != _KEPT)
+    parts, places = rows.index.locate_rows(left_out)
+    return pa.table([parts, places, states[left_out], details[left_out]], schema=_STATE_SCHEMA)
 
 
 def _identify_states(states: pa.Table) -> dict[str, str]:
@@ -277,8 +292,8 @@ def encode_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) ->
 def make_request(context: KindContext, observed: ObservedTable, prompt_tokens: int) -> PlanRequest:
     """Return what decides the plan of a dataset; what is generated later decides nothing."""
     form = require_records(context.dataset).model_copy(update={"generation": None})
-    limits, index = ExampleLimits(context.limit, prompt_tokens, form.cap), IndexOptions.of(context, observed)
-    return PlanRequest(context.dataset_name or "", context.recipe.seed, form, index, limits, form.wanted)
+    limits = ExampleLimits(context.limit, prompt_tokens, form.cap)
+    return PlanRequest(context.dataset_name or "", context.recipe.seed, form, observed.order, limits, form.wanted)
 
 
 def count_fitting(
@@ -290,7 +305,7 @@ def count_fitting(
 
 
 def _count_partition(store: Store, requests: Sequence[PlanRequest], partition: TablePartition) -> list[int]:
-    rows = read_partition(store, partition, requests[0].index)
+    rows = read_partition(store, partition, requests[0].form, requests[0].order)
     return [count_train_records(request, rows) for request in requests]
 
 

@@ -32,7 +32,7 @@ from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.partition_plan import (
     PlanRequest,
     find_oversized,
-    plan_split,
+    plan_splits,
 )
 from rowmill.kinds.tables.partitions import (
     RowPart,
@@ -180,21 +180,19 @@ class ReplanInputs(PartitionInputs):
 @part_function(version=2)
 def replan_partition_part(inputs: ReplanInputs, place: PartPlace) -> PartResult:
     """Plan a partition at each length, and write the lengths of its examples; what does not fit is left out."""
-    rows = read_partition(place.store, inputs.partition, inputs.requests[0].index)
+    form, order = inputs.requests[0].form, inputs.requests[0].order
+    rows = read_partition(place.store, inputs.partition, form, order)
     pieces = [_LENGTH_SCHEMA.empty_table()]
     overlong: list[OverlongRecordCounts] = []
     for request in inputs.requests:
         oversized, _ = find_oversized(request, rows)
-        fitting = rows.tokens >= 0
-        fitting[oversized] = False
         limit, lost = request.limits.example_tokens, int(rows.tokens[oversized].sum())
         overlong.append(
             OverlongRecordCounts(overlong_records={str(limit): len(oversized)}, lost_tokens={str(limit): lost})
         )
-        for number, split in enumerate(SPLITS):
-            tokens = plan_split(request, rows, fitting, split).example_tokens
-            columns = [np.full(len(tokens), limit), np.full(len(tokens), number), tokens]
-            pieces.append(pa.table(columns, schema=_LENGTH_SCHEMA))
+        for number, split in enumerate(plan_splits(request, rows, oversized)):
+            columns = [np.full(len(split.example_tokens), value) for value in (limit, number)]
+            pieces.append(pa.table([*columns, split.example_tokens], schema=_LENGTH_SCHEMA))
     return PartResult({"lengths": place.write("lengths", pa.concat_tables(pieces))}, counts=overlong)
 
 
@@ -261,7 +259,7 @@ def advise_dataset(context: KindContext, tokenizer: LoadedTokenizer, path: str) 
     table, form = encode_table(context, tokenizer, path), require_records(context.dataset)
     limits = table.request.limits
     partition = TablePartition(0, tuple(table.parts))
-    rows = read_partition(context.store, partition, table.request.index)
+    rows = read_partition(context.store, partition, form, table.observed.order)
     lengths = np.maximum(rows.tokens, 0)
     columns = [
         advise_group_column(

@@ -692,52 +692,13 @@ def _find_problems(
         cell = clean_value(str(read_json(record)[form.order_column or ""]))
         return cell, describe_place((part, parse_row_id(row_id)[1]))
 
-    zoned, unzoned = (
-        [
-            (number, *one)
-            for number, part in enumerate(parts)
-            if (one := part.get_details(TablePartDetails).zones.get(name)) is not None
-        ]
-        for name in ("with", "without")
-    )
-    counts = [sum(count for _, count, _, _ in own) for own in (zoned, unzoned)]
-    if all(counts):
-        is_missing = counts[1] <= counts[0]
-        part, _, cell, record = (unzoned if is_missing else zoned)[0]
-        what = (
-            f"has no zone and is read as UTC, while {counts[0]:,} have one"
-            if is_missing
-            else f"has a zone, while {counts[1]:,} have none and are read as UTC"
-        )
-        # Rows that were removed later, such as duplicates, are among them.
-        yield TimeProblem(
-            "mixed zones",
-            min(counts),
-            sum(counts),
-            (("", clean_value(cell), describe_place((part, record)), what),),
-            "write the zone into all times, or convert all to UTC",
-        )
+    zoned, unzoned = (_list_zones(parts, name) for name in ("with", "without"))
+    yield _describe_mixed_zones(zoned, unzoned, describe_place)
     if order == ELAPSED and parts:
-        # Part by part: a table in groups may be larger than what one process holds.
-        columns = (context.store.table(part.files["rows"], ["order_key"]).column(0) for part in parts)
-        units = [EpochUnits.of(pc.cast(own, pa.float64()).to_numpy(), number) for number, own in enumerate(columns)]
-        whole = reduce(EpochUnits.plus, units)
-        usual, others = whole.find_mixed()
-        shown = tuple(
-            (
-                "",
-                *read_cell(*row),
-                f"looks like {UNITS[unit]} since 1970, while {int(whole.counts[usual]):,} look like {UNITS[usual]}",
-            )
-            for unit in others
-            if (row := whole.first[unit]) is not None
-        )
-        records, total = int(whole.counts[others].sum()), int(whole.counts.sum())
-        if others:
-            yield TimeProblem("mixed units", records, total, shown, f"convert all to {UNITS[usual]}")
+        yield _describe_mixed_units(context, parts, read_cell)
     if index is None:
         return
-    is_local = order.is_date and "%z" not in order.name and counts[0] <= counts[1]
+    is_local = order.is_date and "%z" not in order.name and _count_zones(zoned) <= _count_zones(unzoned)
     hours = find_repeated_hours(index) if is_local else None
     if hours is not None:
         yield _describe_pairs(
@@ -749,18 +710,82 @@ def _find_problems(
             "sorting mixes the two hours",
             "write the zone into the times, or convert them to UTC",
         )
-    if form.mode != "sequential":
-        return
+    if form.mode == "sequential":
+        yield _describe_repeated_times(index, hours, read_cell)
+
+
+PartZones = tuple[int, int, str, int]
+"""A part, how many of its times have a zone, or have none, and the first such cell with its record."""
+
+
+def _list_zones(parts: Sequence[Part], name: str) -> list[PartZones]:
+    """Return the parts that have times `with` a zone, or `without`."""
+    zones = ((number, part.get_details(TablePartDetails).zones.get(name)) for number, part in enumerate(parts))
+    return [(number, *own) for number, own in zones if own is not None]
+
+
+def _count_zones(zones: Sequence[PartZones]) -> int:
+    return sum(count for _, count, _, _ in zones)
+
+
+def _describe_mixed_zones(
+    zoned: Sequence[PartZones], unzoned: Sequence[PartZones], describe_place: Callable[[tuple[int, int]], str]
+) -> TimeProblem | None:
+    """Describe a table in which some times have a zone and others do not, by the first of the rarer ones."""
+    counts = _count_zones(zoned), _count_zones(unzoned)
+    if not all(counts):
+        return None
+    is_missing = counts[1] <= counts[0]
+    part, _, cell, record = (unzoned if is_missing else zoned)[0]
+    what = (
+        f"has no zone and is read as UTC, while {counts[0]:,} have one"
+        if is_missing
+        else f"has a zone, while {counts[1]:,} have none and are read as UTC"
+    )
+    # Rows that were removed later, such as duplicates, are among them.
+    return TimeProblem(
+        "mixed zones",
+        min(counts),
+        sum(counts),
+        (("", clean_value(cell), describe_place((part, record)), what),),
+        "write the zone into all times, or convert all to UTC",
+    )
+
+
+CellReader = Callable[[int, int], tuple[str, str]]
+"""Reads the time of a row of a part, and the place of its record in the source."""
+
+
+def _describe_mixed_units(context: KindContext, parts: Sequence[Part], read_cell: CellReader) -> TimeProblem | None:
+    """Describe a column in which some numbers are seconds since 1970, and others in another unit."""
+    # Part by part: a table in groups may be larger than what one process holds.
+    columns = (context.store.table(part.files["rows"], ["order_key"]).column(0) for part in parts)
+    units = [EpochUnits.of(pc.cast(own, pa.float64()).to_numpy(), number) for number, own in enumerate(columns)]
+    whole = reduce(EpochUnits.plus, units)
+    usual, others = whole.find_mixed()
+    if not others:
+        return None
+    usual_count = int(whole.counts[usual])
+    shown = tuple(
+        ("", *read_cell(*row), f"looks like {UNITS[unit]} since 1970, while {usual_count:,} look like {UNITS[usual]}")
+        for unit in others
+        if (row := whole.first[unit]) is not None
+    )
+    records, total = int(whole.counts[others].sum()), int(whole.counts.sum())
+    return TimeProblem("mixed units", records, total, shown, f"convert all to {UNITS[usual]}")
+
+
+def _describe_repeated_times(index: RowIndex, hours: TimePairs | None, read_cell: CellReader) -> TimeProblem | None:
+    """Describe the times that occur twice in a series, outside the repeated hours."""
     times, local = find_repeated_times(index), ""
     if hours is not None:
-        # Repeated times outside repeated hours.
         known = np.sort(hours.rows)
         is_new = ~(are_among(times.rows, known) | are_among(times.others, known))
         times = TimePairs(times.rows[is_new], times.others[is_new], times.begins[is_new])
         # Some time of day is not midnight.
         if index.positions is not None and index.unit is not None and (index.positions % int(DAY / index.unit)).any():
             local = "; where the clock was put back between them, write the zone into the times"
-    yield _describe_pairs(
+    return _describe_pairs(
         "repeated time",
         index,
         times,
@@ -775,7 +800,7 @@ def _describe_pairs(
     name: str,
     index: RowIndex,
     pairs: TimePairs,
-    read_cell: Callable[[int, int], tuple[str, str]],
+    read_cell: CellReader,
     what: str,
     remedy: str,
 ) -> TimeProblem | None:

@@ -11,7 +11,6 @@ servers report that they removed the EOS.
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
@@ -34,7 +33,7 @@ from rowmill.kinds.context import KindContext
 from rowmill.kinds.joint_rows import ParsedFiles
 from rowmill.kinds.tables import generation
 from rowmill.kinds.tables.comparison import compare_with_train
-from rowmill.kinds.tables.generation import Generation, Prefill, PromptText, TrainedModel
+from rowmill.kinds.tables.generation import Generation, GenerationResult, Prefill, PromptText, TrainedModel
 from rowmill.kinds.tables.options import RecordOptions, require_records
 from rowmill.kinds.tables.parsing import (
     GeneratedTextSpec,
@@ -315,47 +314,16 @@ def load_trained_model(context: KindContext) -> TrainedModel:
 
 def make_generated_series(context: KindContext) -> StageOutput:
     """Generate with the backend, and store the results."""
-    form, options = get_generation_options(context)
-    assert options.backend is not None
     trained = load_trained_model(context)
-    completer = options.backend.open()
-    if trained.mode == "sequential":
-        result = generation.generate_series(
-            completer, load_prefills(context, trained), model=trained, options=options,
-            start=form.time_series.start_timestamp, stop=form.time_series.stop_timestamp, seed=context.recipe.seed,
-            is_private=form.privacy.dp_enabled, where=f"datasets.{context.dataset_name}.format.time_series",
-        )  # fmt: skip
-    else:
-        result = generation.generate_records(
-            completer, model=trained, options=options, num_records=options.num_records, seed=context.recipe.seed
-        )
-    error = result.error or next((series.error for series in result.series if series.error), "")
-    if result.status == "failed" and error:
-        raise GenerationError(
-            f"{'/'.join(context.key)}: nothing was generated; the backend's last error: {error}; check that it runs, "
-            "and run the command again"
-        )
-    lines = write_records(result.records, Serialiser(trained.schema, special_tokens=()))
+    result = _generate(context, trained)
+    lines, count = write_records(result.records, Serialiser(trained.schema, special_tokens=())), len(result.records)
     log = RejectLog(context.stage)
     for number, item in enumerate(result.rejected):
         raw = item.text.encode("utf-8", "surrogatepass")
         log.add(f"{item.source}#{number}", Rejected(item.reason, item.column), raw)
-    place, count = context.place(lines, log.row_ids, log.reasons), len(lines)
+    place = context.place(lines, log.row_ids, log.reasons)
     files = save_records(place, log, ["generated"] * count, range(count), lines)
-    reasons = {name.removeprefix("invalid:"): n for name, n in result.counts.items() if name.startswith("invalid:")}
-    bad = sum(number for reason, number in reasons.items() if reason not in UNUSED_REASONS)
-    statuses = Counter(series.status for series in result.series)
-    counted = CountSet.of(
-        GeneratedCounts(kept=count, reasons=reasons),
-        GenerationCounts(
-            valid_objects=count,
-            invalid_objects=bad,
-            series=len(result.series),
-            unfinished_series=statuses["failed"],
-            rounds=sum(series.rounds for series in result.series),
-            is_empty=not result.series and result.status == "failed",
-        ),
-    )
+    counted = _count_generated(result)
     part = Part(place.fingerprint, files, counts=counted.to_json())
     beside = compare_with_train(context, [part])
     tables = {"classes": DisplayTable(("class", "items"), tuple(sort_by_count(result.counts)))}
@@ -375,6 +343,47 @@ def make_generated_series(context: KindContext) -> StageOutput:
         schema=tuple((field.name, str(field.type)) for field in PARSED),
         card={"status": result.status},
         rows_made=count,
+    )
+
+
+def _generate(context: KindContext, trained: TrainedModel) -> GenerationResult:
+    """Generate with the backend; raises GenerationError if nothing came of it."""
+    form, options = get_generation_options(context)
+    assert options.backend is not None
+    completer = options.backend.open()
+    if trained.mode == "sequential":
+        result = generation.generate_series(
+            completer, load_prefills(context, trained), model=trained, options=options,
+            start=form.time_series.start_timestamp, stop=form.time_series.stop_timestamp, seed=context.recipe.seed,
+            is_private=form.privacy.dp_enabled, where=f"datasets.{context.dataset_name}.format.time_series",
+        )  # fmt: skip
+    else:
+        result = generation.generate_records(
+            completer, model=trained, options=options, num_records=options.num_records, seed=context.recipe.seed
+        )
+    error = result.error or next((series.error for series in result.series if series.error), "")
+    if result.status == "failed" and error:
+        raise GenerationError(
+            f"{'/'.join(context.key)}: nothing was generated; the backend's last error: {error}; check that it runs, "
+            "and run the command again"
+        )
+    return result
+
+
+def _count_generated(result: GenerationResult) -> CountSet:
+    """Count the records, the rejected objects by reason, and the series."""
+    count = len(result.records)
+    reasons = {name.removeprefix("invalid:"): n for name, n in result.counts.items() if name.startswith("invalid:")}
+    return CountSet.of(
+        GeneratedCounts(kept=count, reasons=reasons),
+        GenerationCounts(
+            valid_objects=count,
+            invalid_objects=sum(number for reason, number in reasons.items() if reason not in UNUSED_REASONS),
+            series=len(result.series),
+            unfinished_series=sum(series.status == "failed" for series in result.series),
+            rounds=sum(series.rounds for series in result.series),
+            is_empty=not result.series and result.status == "failed",
+        ),
     )
 
 

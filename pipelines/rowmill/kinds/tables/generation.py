@@ -759,44 +759,54 @@ def generate_series(
         prefills = [Prefill({}, (), name=f"series-{i}" if model.place.group_columns else "") for i in numbers]
     shared = SeriesContext(model, options, Parser(model), serialise, style)
     series = [start_series(prefill, shared, start=start, stop=stop, where=where) for prefill in prefills]
-    waiting = [state for state in series if state.status is None]
-    while waiting:
+    while waiting := [state for state in series if state.status is None]:
         # A request has one temperature, which rises with bad rounds.
         batches: dict[int, list[SeriesState]] = {}
         for state in waiting[: options.parallel_groups]:
             batches.setdefault(state.bad_rounds, []).append(state)
         for batch in batches.values():
-            prompts = [one.prompt() for one in batch]
-            answers = sample_completions(
-                completer,
-                [prompt for prompt, _ in prompts],
-                n=options.samples_per_prompt,
-                max_tokens=min(tokens for _, tokens in prompts),
-                seeds=[hash_labels(seed, "generate", one.source, one.rounds) % SEEDS for one in batch],
-                stop=model.eos,
-                bad_rounds=batch[0].bad_rounds,
-                options=options,
-            )
-            for one, answer in zip(batch, answers, strict=True):
-                if isinstance(answer, Exception):
-                    one.rounds, one.bad_rounds, one.error = one.rounds + 1, one.bad_rounds + 1, describe_error(answer)
-                else:
-                    one.add_samples(answer)
-        waiting = [state for state in waiting if state.status is None]
-    failed = [one for one in series if one.status == "failed"]
+            _run_round(completer, batch, seed)
+    return _collect_series(series, options)
+
+
+def _run_round(completer: Completer, batch: Sequence[SeriesState], seed: int) -> None:
+    """Sample continuations of some series, of which all have had the same number of bad rounds, in one request."""
+    model, options = batch[0].shared.trained, batch[0].shared.options
+    prompts = [state.prompt() for state in batch]
+    answers = sample_completions(
+        completer,
+        [prompt for prompt, _ in prompts],
+        n=options.samples_per_prompt,
+        max_tokens=min(tokens for _, tokens in prompts),
+        seeds=[hash_labels(seed, "generate", state.source, state.rounds) % SEEDS for state in batch],
+        stop=model.eos,
+        bad_rounds=batch[0].bad_rounds,
+        options=options,
+    )
+    for state, answer in zip(batch, answers, strict=True):
+        if isinstance(answer, Exception):
+            state.rounds, state.bad_rounds = state.rounds + 1, state.bad_rounds + 1
+            state.error = describe_error(answer)
+        else:
+            state.add_samples(answer)
+
+
+def _collect_series(series: list[SeriesState], options: Generation) -> GenerationResult:
+    """Return the records of series that have ended, sorted by group, and what was counted of them."""
+    failed = [state for state in series if state.status == "failed"]
     counts: Counter[str] = Counter()
     rejected: list[RejectedObject] = []
     records: list[Record] = []
     series.sort(key=SeriesState.sort_key)
-    for one in series:
-        if one.status == "failed" and options.on_failed_group == "drop":
-            for text in one.window[len(one.window) - len(one.records) :]:
-                one.tally.reject("series_incomplete", text, one.source)
-            del one.tally.counts["record"]
+    for state in series:
+        if state.status == "failed" and options.on_failed_group == "drop":
+            for text in state.window[len(state.window) - len(state.records) :]:
+                state.tally.reject("series_incomplete", text, state.source)
+            del state.tally.counts["record"]
         else:
-            records += one.keyed_records()
-        counts.update(one.tally.counts)
-        rejected += one.tally.rejected
+            records += state.keyed_records()
+        counts.update(state.tally.counts)
+        rejected += state.tally.rejected
     status: Literal["complete", "partial", "failed"] = "complete" if not failed else "partial"
     if failed and len(failed) == len(series):
         status = "failed"

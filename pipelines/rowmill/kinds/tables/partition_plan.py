@@ -13,12 +13,12 @@
     grouped       run                run + BOS + EOS     with a pass    one piece           full
     sequential    record             record              with a run     all its pieces      drawn
 
-So an example is the longest row of pieces that its budget and the cap allow. Planning loops per example, never per
+So an example has as many consecutive pieces as its budget and the cap allow. Planning loops per example, never per
 record, so it is linear in the records whatever the cap.
 
-An offset is named after what it counts and where it begins: `run_first_place[k]` is the first place of run k, and
-`run_first_place[k + 1]` that of the next run, so that one more than there are runs ends the last one. The records of a
-split are numbered 0 … R−1, by group key and then by position.
+Offsets are named after what begins and what is counted: `run_first_place[k]` is the first place of run k, and the last
+entry, `run_first_place[K]`, the number of places. The records of a split are numbered 0 … R−1, by group key and then by
+position.
 
 A build plans all partitions before it writes any examples. Sizes are kept as the number of times that each occurs, so
 that the facts of a table are exact, whatever number of partitions they are added up from.
@@ -155,9 +155,9 @@ def split_large_runs(records: SplitRecords, order: RecordOrder, limits: ExampleL
 
     Every record fits `limits.record_tokens`.
     """
-    place_offsets = compute_offsets(records.tokens[order.records])
+    place_first_token = compute_offsets(records.tokens[order.records])
     first_places, _ = cut_pieces(
-        place_offsets.tolist(), order.run_first_place.tolist(), None, repeat(repeat(limits.record_tokens))
+        place_first_token.tolist(), order.run_first_place.tolist(), None, repeat(repeat(limits.record_tokens))
     )
     run_first_place = np.array(first_places, np.int64)
     return RecordOrder(order.records, run_first_place, np.searchsorted(run_first_place, order.pass_first_place))
@@ -188,8 +188,8 @@ class CutExamples:
 
     def count_tokens(self, records: SplitRecords, limits: ExampleLimits) -> Ints:
         """Return the tokens of every example: the prompt, and per unit its records, BOS and EOS."""
-        place_offsets = compute_offsets(records.tokens[self.records])
-        record_tokens = np.diff(place_offsets[self.example_first_place])
+        place_first_token = compute_offsets(records.tokens[self.records])
+        record_tokens = np.diff(place_first_token[self.example_first_place])
         return limits.prompt_tokens + record_tokens + DELIMITERS_PER_UNIT * np.diff(self.example_first_unit)
 
 
@@ -207,24 +207,24 @@ def cut_examples(
 
     `draw` is None for full budgets.
     """
-    place_offsets = compute_offsets(records.tokens[order.records])
+    place_first_token = compute_offsets(records.tokens[order.records])
     is_grouped = mode == "grouped"
     own_delimiters = DELIMITERS_PER_UNIT if is_grouped else 0
-    piece_first_place = order.run_first_place if is_grouped else np.arange(len(place_offsets), dtype=np.int64)
+    piece_first_place = order.run_first_place if is_grouped else np.arange(len(place_first_token), dtype=np.int64)
     pass_first_piece = order.pass_first_run if is_grouped else order.pass_first_place
     # The pieces of a series are records, so that they are counted as places are.
     border_pieces = order.run_first_place if mode == "sequential" else pass_first_piece
-    piece_offsets = place_offsets[piece_first_place] + own_delimiters * np.arange(len(piece_first_place))
+    piece_first_token = place_first_token[piece_first_place] + own_delimiters * np.arange(len(piece_first_place))
     # The BOS and EOS of one unit are no part of a budget, but of the cost of a piece with its own.
     room_tokens: Iterable[Iterator[int]] = repeat(repeat(limits.record_tokens + own_delimiters))
     if draw is not None:
         run_pass = np.repeat(np.arange(len(order.pass_first_run) - 1), np.diff(order.pass_first_run))
         run_group = records.find_groups(order.records[order.run_first_place[:-1]])
         room_tokens = (map(draw(*run), count()) for run in zip(run_pass.tolist(), run_group.tolist(), strict=True))
-    first_pieces, rooms = cut_pieces(piece_offsets.tolist(), border_pieces.tolist(), limits.cap, room_tokens)
+    first_pieces, rooms = cut_pieces(piece_first_token.tolist(), border_pieces.tolist(), limits.cap, room_tokens)
     example_first_piece = np.array(first_pieces, np.int64)
     begins, ends = example_first_piece[:-1], example_first_piece[1:]
-    first_piece_tokens = piece_offsets[begins + 1] - piece_offsets[begins]
+    first_piece_tokens = piece_first_token[begins + 1] - piece_first_token[begins]
     flushes = np.full(len(ends), _BUDGET, np.int8)
     if limits.cap is not None:
         flushes[ends - begins == limits.cap] = _CAP
@@ -243,13 +243,16 @@ def cut_examples(
 
 
 def cut_pieces(
-    piece_offsets: Sequence[int], border_pieces: Sequence[int], cap: int | None, room_tokens: Iterable[Iterator[int]]
+    piece_first_token: Sequence[int],
+    border_pieces: Sequence[int],
+    cap: int | None,
+    room_tokens: Iterable[Iterator[int]],
 ) -> tuple[list[int], list[int]]:
-    """Cut pieces into the longest rows that fit into one example each; return the first piece and the room of each.
+    """Cut pieces into examples, each of as many as fit; return the first piece of each (end included), and its room.
 
-    Piece p costs `piece_offsets[p + 1] - piece_offsets[p]` tokens, and one always fits. A row also ends after `cap`
-    pieces, and at the next of `border_pieces`, which begin with 0 and end with the number of pieces; `room_tokens`
-    yields, between two borders, the room of each row. The first pieces end with the number of pieces, too.
+    Piece p costs `piece_first_token[p + 1] - piece_first_token[p]` tokens, and one always fits. An example also ends
+    after `cap` pieces, and at the next of `border_pieces` (from 0 to the number of pieces); `room_tokens` yields the
+    room of each example between two borders.
     """
     first_pieces, rooms = [0], list[int]()
     for (border, next_border), own_rooms in zip(pairwise(border_pieces), room_tokens, strict=False):
@@ -259,7 +262,7 @@ def cut_pieces(
             if latest == piece + 1:
                 piece = latest
             else:
-                piece = bisect_right(piece_offsets, piece_offsets[piece] + room, piece + 2, latest + 1) - 1
+                piece = bisect_right(piece_first_token, piece_first_token[piece] + room, piece + 2, latest + 1) - 1
             first_pieces.append(piece)
             rooms.append(room)
     return first_pieces, rooms

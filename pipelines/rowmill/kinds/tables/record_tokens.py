@@ -39,13 +39,7 @@ from rowmill.kinds.tables.partition_plan import DELIMITERS_PER_UNIT, FLUSHES, Co
 from rowmill.kinds.tables.partitions import RowIndex, RowPart
 from rowmill.kinds.tables.prompt import PromptFrame
 from rowmill.kinds.tables.schema import Mode, RecordSchema
-from rowmill.kinds.tables.serialization import (
-    RecordDecoder,
-    RecordProblem,
-    Serialiser,
-    Wire,
-    read_json,
-)
+from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, Wire, read_json
 from rowmill.parts.functions import (
     PartInputs,
     PartPlace,
@@ -322,15 +316,15 @@ class TokenOffsets:
         """Return the offsets of examples in which a prompt precedes units, each with BOS, its records, and EOS."""
         units, examples = np.arange(len(unit_first_record) - 1), np.arange(len(example_first_unit))
         # Before a token are the records before its own, and the prompts and delimiters of all units up to its own.
-        record_offsets = compute_offsets(record_tokens)
+        tokens_before = compute_offsets(record_tokens)
         example_of_unit = np.repeat(examples[:-1], np.diff(example_first_unit))
         before_unit = prompt_tokens * (example_of_unit + 1) + DELIMITERS_PER_UNIT * units
         before_example = prompt_tokens * examples + DELIMITERS_PER_UNIT * example_first_unit
         return cls(
-            example_first_token=record_offsets[unit_first_record[example_first_unit]] + before_example,
-            bos_token=record_offsets[unit_first_record[:-1]] + before_unit,
-            record_first_token=record_offsets[:-1] + 1 + np.repeat(before_unit, np.diff(unit_first_record)),
-            eos_token=record_offsets[unit_first_record[1:]] + 1 + before_unit,
+            example_first_token=tokens_before[unit_first_record[example_first_unit]] + before_example,
+            bos_token=tokens_before[unit_first_record[:-1]] + before_unit,
+            record_first_token=tokens_before[:-1] + 1 + np.repeat(before_unit, np.diff(unit_first_record)),
+            eos_token=tokens_before[unit_first_record[1:]] + 1 + before_unit,
         )
 
 
@@ -343,18 +337,18 @@ def _build_examples_table(store: Store, inputs: BuildExamplesInputs) -> pa.Table
     # A record that is shown more than once is read once; record r of the slice is row `taken_row[r]` of what is read.
     distinct_rows, taken_row = np.unique(rows, return_inverse=True)
     taken = _take_rows(store, inputs, distinct_rows)
-    taken_ids, taken_offsets = read_lists(taken.column("input_ids"))
-    record_tokens, prompt_tokens = np.diff(taken_offsets)[taken_row], len(frame.prompt_ids)
+    taken_ids, taken_first_token = read_lists(taken.column("input_ids"))
+    record_tokens, prompt_tokens = np.diff(taken_first_token)[taken_row], len(frame.prompt_ids)
     offsets = TokenOffsets.of(record_tokens, unit_first_record, example_first_unit, prompt_tokens)
     # Ids and mask.
-    example_offsets = offsets.example_first_token
-    first_tokens, example_tokens = example_offsets[:-1], np.diff(example_offsets)
+    example_first_token = offsets.example_first_token
+    first_tokens, example_tokens = example_first_token[:-1], np.diff(example_first_token)
     prompt_places = first_tokens[:, None] + np.arange(prompt_tokens)
-    ids = np.empty(int(example_offsets[-1]), np.int32)
+    ids = np.empty(int(example_first_token[-1]), np.int32)
     ids[prompt_places] = np.array(frame.prompt_ids, np.int32)
     ids[offsets.bos_token] = frame.bos_id
     ids[offsets.eos_token] = frame.eos_id
-    taken_places = expand_ranges(taken_offsets[:-1][taken_row], record_tokens)
+    taken_places = expand_ranges(taken_first_token[:-1][taken_row], record_tokens)
     ids[expand_ranges(offsets.record_first_token, record_tokens)] = taken_ids[taken_places]
     mask = np.ones(len(ids), bool)
     mask[prompt_places] = False
@@ -373,8 +367,8 @@ def _build_examples_table(store: Store, inputs: BuildExamplesInputs) -> pa.Table
         "row_ids": make_list_array(example_first_record, row_ids),
         "split": [inputs.split] * len(example_tokens),
         "domain": taken.column("domain").combine_chunks().take(chosen).take(first_records),
-        "input_ids": make_list_array(example_offsets, ids),
-        "loss_mask": make_list_array(example_offsets, mask),
+        "input_ids": make_list_array(example_first_token, ids),
+        "loss_mask": make_list_array(example_first_token, mask),
         **_list_spans(offsets, example_first_record, has_prompt=prompt_tokens > 0),
         "original_tokens": example_tokens.astype(np.int32),
         "tokens": example_tokens.astype(np.int32),
@@ -401,8 +395,8 @@ def _take_rows(store: Store, inputs: BuildExamplesInputs, rows: Ints) -> pa.Tabl
 
 def _list_spans(offsets: TokenOffsets, example_first_record: Ints, *, has_prompt: bool) -> dict[str, pa.Array]:
     """Return the columns of spans: of each example its prompt, and of each unit BOS, every record, and EOS."""
-    example_offsets, units = offsets.example_first_token, len(offsets.bos_token)
-    prompts = example_offsets[:-1] if has_prompt else example_offsets[:0]
+    example_first_token, units = offsets.example_first_token, len(offsets.bos_token)
+    prompts = example_first_token[:-1] if has_prompt else example_first_token[:0]
     starts = np.concatenate((prompts, offsets.bos_token, offsets.record_first_token, offsets.eos_token))
     sizes = (len(prompts), units, len(offsets.record_first_token), units)
     kinds = np.repeat(np.array([PROMPT, TEMPLATE, RECORD, TEMPLATE], np.int8), sizes)
@@ -410,8 +404,8 @@ def _list_spans(offsets: TokenOffsets, example_first_record: Ints, *, has_prompt
     messages = np.full(len(starts), -1)
     messages[kinds == RECORD] = make_position_ids(np.diff(example_first_record))
     order = np.argsort(starts, kind="stable")
-    span_first = np.searchsorted(starts[order], example_offsets)
-    in_example = starts[order] - np.repeat(example_offsets[:-1], np.diff(span_first))
+    span_first = np.searchsorted(starts[order], example_first_token)
+    in_example = starts[order] - np.repeat(example_first_token[:-1], np.diff(span_first))
     return {
         "span_starts": make_list_array(span_first, in_example.astype(np.int32)),
         "span_messages": make_list_array(span_first, messages[order].astype(np.int32)),

@@ -35,12 +35,7 @@ from rowmill.core.storage import File, Store
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.context import KindContext
 from rowmill.kinds.tables import record_tokens
-from rowmill.kinds.tables.counts import (
-    EncodedRecordDetails,
-    ExampleSlice,
-    PartitionPlanDetails,
-    TableExampleCounts,
-)
+from rowmill.kinds.tables.counts import EncodedRecordDetails, ExampleSlice, PartitionPlanDetails, TableExampleCounts
 from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.partition_plan import (
     DELIMITERS_PER_UNIT,

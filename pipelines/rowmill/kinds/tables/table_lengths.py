@@ -24,16 +24,9 @@ from rowmill.core.storage import digest_json, read_tables
 from rowmill.kinds.base import DatasetOptions
 from rowmill.kinds.context import KindContext
 from rowmill.kinds.joint_rows import DatasetAdvice
-from rowmill.kinds.tables.counts import (
-    OverlongRecordCounts,
-    TableExampleCounts,
-)
+from rowmill.kinds.tables.counts import OverlongRecordCounts, TableExampleCounts
 from rowmill.kinds.tables.options import require_records
-from rowmill.kinds.tables.partition_plan import (
-    PlanRequest,
-    find_oversized,
-    plan_splits,
-)
+from rowmill.kinds.tables.partition_plan import PlanRequest, find_oversized, plan_splits
 from rowmill.kinds.tables.partitions import (
     RowPart,
     TablePartition,
@@ -48,11 +41,7 @@ from rowmill.kinds.tables.table_examples import PartitionInputs, count_fitting, 
 from rowmill.packing.pack_plan import keep_examples_whole, measure_padded_room, plan_slices
 from rowmill.parts.accounts import describe_rejects
 from rowmill.parts.context import StageOutput
-from rowmill.parts.functions import (
-    PartPlace,
-    PartResult,
-    part_function,
-)
+from rowmill.parts.functions import PartPlace, PartResult, part_function
 from rowmill.schema import manifest
 from rowmill.schema.counts import CountSet
 from rowmill.schema.example_counts import ExampleCounts, JoinedExampleDetails

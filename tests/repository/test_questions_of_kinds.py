@@ -28,9 +28,9 @@ CLASSES = frozenset({DatasetKind.__name__, JointKind.__name__, *(kind.__name__ f
 
 JOINT = frozenset({"find_joint_kind", "joins_rows", "JOINS_ROWS"})
 
-BOUND = 16
-"""Nine ask whether rows are joined. Three are of an export that has other columns for each objective, three of stages
-that hand a table over as a whole, and one of contracts that a recipe gets before it is validated."""
+BOUND = 13
+"""Nine ask whether rows are joined. Three are of an export that has other columns for each objective, and one of
+contracts that a recipe gets before it is validated."""
 
 
 def get_last_name(node: ast.AST) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
 
 import pyarrow as pa
 from pydantic import model_validator
@@ -33,6 +33,17 @@ from rowmill.schema.examples import OBJECTIVE_DESCRIPTIONS, Objective, RolloutFi
 from rowmill.schema.manifest import Manifest, Part
 from rowmill.schema.recipe_summary import RecipeSummary
 from rowmill.schema.rows import ROW_KINDS, PlainChat, Rejected, Row, RowKind
+from rowmill.sources.reading import TakenGroup
+
+if TYPE_CHECKING:
+    # A recipe is loaded without what its stages work with.
+    from rowmill.kinds.context import RecipeContext, RecipeNumbers
+    from rowmill.parts.context import StageOutput
+    from rowmill.parts.functions import MappedParts
+    from rowmill.tokenization.tokenizer import LoadedTokenizer
+
+KindContext: TypeAlias = "RecipeContext[DatasetOptions]"
+"""What a stage hands to the dataset's kind."""
 
 OPTION_GROUPS: dict[str, type[Config]] = {
     "reasoning": Reasoning,
@@ -121,25 +132,6 @@ class TokenOptions:
     """Whether the beginning-of-text token starts a row."""
     add_eos: Literal["auto"] | bool = "auto"
     """Whether the end-of-text token ends a row."""
-
-
-class RecipeNumbers(Protocol):
-    """What kinds read of a recipe to say what decides their rows, examples and lengths."""
-
-    @property
-    def seq_len(self) -> int:
-        """Tokens of a sequence."""
-
-    @property
-    def seed(self) -> int:
-        """What everything random is drawn from."""
-
-    @property
-    def vocab_size(self) -> int | None:
-        """Ids that the model has; None: those of the tokenizer."""
-
-    def limit_of(self, dataset: str) -> int:
-        """Return the most tokens of an example of a dataset; of a pair's, that of each side."""
 
 
 class DatasetKind(Config):
@@ -344,7 +336,7 @@ class DatasetKind(Config):
 
     # ── What only some kinds decide: those whose rows depend on one another are in `joint_rows.py` ──
 
-    def identify_rows(self, recipe: RecipeNumbers, name: str, options: "DatasetOptions") -> dict[str, Any] | None:
+    def identify_rows(self, recipe: "RecipeNumbers", name: str, options: "DatasetOptions") -> dict[str, Any] | None:
         """Return what decides a dataset's rows (`rows`), and what only facts about them; None: as those of any kind."""
         return None
 
@@ -352,7 +344,7 @@ class DatasetKind(Config):
         """Return the comparisons with published rows by the name of the check that makes them."""
         return {}
 
-    def identify_examples(self, recipe: RecipeNumbers, name: str, options: "DatasetOptions") -> dict[str, Any] | None:
+    def identify_examples(self, recipe: "RecipeNumbers", name: str, options: "DatasetOptions") -> dict[str, Any] | None:
         """Return what decides a dataset's examples; None: what decides those of any kind."""
         return None
 
@@ -360,13 +352,57 @@ class DatasetKind(Config):
         """Return whether examples depend on how the tokenizer is called."""
         return False
 
-    def identify_lengths(self, recipe: RecipeNumbers, options: "DatasetOptions") -> dict[str, Any]:
+    def identify_lengths(self, recipe: "RecipeNumbers", options: "DatasetOptions") -> dict[str, Any]:
         """Return what decides the facts of lengths beside the options of all kinds."""
         return {}
 
     def list_generation_stages(self) -> Sequence[str]:
         """Return the names of the on-demand stages in which a trained model generates records of the dataset."""
         return ()
+
+    # ── What a stage makes of a whole dataset: most kinds let it make each part by itself ──
+
+    def make_rows(
+        self,
+        context: KindContext,
+        taken: Sequence[TakenGroup],
+        digest: str,
+        make_groups: "Callable[[Sequence[TakenGroup]], MappedParts]",
+    ) -> "tuple[MappedParts, Any]":
+        """Make the rows of groups of source parts, each part with how many of its records are taken (None: all).
+
+        `digest` identifies the dataset's options, and `make_groups` makes the rows of each group by itself. Also return
+        what was decided over all parts, for the two hooks that follow.
+        """
+        return make_groups(taken), None
+
+    def assign_splits(self, context: KindContext, parts: list[Part], decided: Any) -> list[Part]:
+        """Return the parts after splits that only the kind can assign."""
+        return parts
+
+    def complete_rows(self, context: KindContext, draft: "StageOutput", decided: Any) -> "StageOutput":
+        """Add the kind's own facts and tables to the output of rows."""
+        return draft
+
+    def make_examples(
+        self,
+        context: KindContext,
+        tokenizer: "LoadedTokenizer",
+        path: str,
+        tokenize_parts: "Callable[[], StageOutput]",
+    ) -> "StageOutput":
+        """Make the examples of all rows; `path` is the tokenizer's in the store.
+
+        `tokenize_parts` makes examples of one row each, part by part.
+        """
+        return tokenize_parts()
+
+    def measure_lengths(self, context: KindContext, measure_examples: "Callable[[], StageOutput]") -> "StageOutput":
+        """Measure the examples, and estimate the effect of other limits.
+
+        `measure_examples` does so for examples that are made alike at every limit, except for what is cut off.
+        """
+        return measure_examples()
 
     # ── The two hooks: a record becomes a row, and a row becomes examples ──
 

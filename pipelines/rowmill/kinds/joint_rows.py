@@ -5,11 +5,11 @@ stage's output.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from rowmill.kinds.base import DatasetKind, DatasetOptions, RecipeNumbers
+from rowmill.kinds.base import DatasetKind, DatasetOptions, KindContext
 from rowmill.schema.generated_counts import SpanCounts
 from rowmill.schema.manifest import DisplayTable, Manifest, Part
 from rowmill.sources import FileScan
@@ -18,7 +18,7 @@ from rowmill.tokenization.tokenizer import LoadedTokenizer
 
 if TYPE_CHECKING:
     # A recipe is loaded without what its stages work with.
-    from rowmill.kinds.context import KindContext
+    from rowmill.kinds.context import RecipeNumbers
     from rowmill.parts.context import StageOutput, WorkContext
     from rowmill.parts.functions import MappedParts
 
@@ -137,37 +137,45 @@ class JointKind(DatasetKind, ABC):
     # ── rows ──
 
     @abstractmethod
-    def identify_rows(self, recipe: RecipeNumbers, name: str, options: DatasetOptions) -> dict[str, Any]:
+    def identify_rows(self, recipe: "RecipeNumbers", name: str, options: DatasetOptions) -> dict[str, Any]:
         """Return what decides a dataset's rows (`rows`), and what only facts about them."""
 
     @abstractmethod
-    def make_rows(self, context: "KindContext", taken: TakenGroup, digest: str) -> "tuple[MappedParts, Any]":
-        """Make the rows of source parts, each with how many of its records are taken (None: all).
-
-        `digest` identifies the dataset's options. Also return what was decided over all parts, for the hooks that
-        follow.
-        """
+    def make_rows(
+        self,
+        context: KindContext,
+        taken: Sequence[TakenGroup],
+        digest: str,
+        make_groups: "Callable[[Sequence[TakenGroup]], MappedParts]",
+    ) -> "tuple[MappedParts, Any]":
+        """Decide what depends on all parts, and make their rows."""
 
     @abstractmethod
-    def assign_splits(self, context: "KindContext", parts: list[Part], decided: Any) -> list[Part]:
+    def assign_splits(self, context: KindContext, parts: list[Part], decided: Any) -> list[Part]:
         """Return the parts after splits that need all rows."""
 
     @abstractmethod
-    def complete_rows(self, context: "KindContext", draft: "StageOutput", decided: Any) -> "StageOutput":
+    def complete_rows(self, context: KindContext, draft: "StageOutput", decided: Any) -> "StageOutput":
         """Add the kind's own facts and tables to the output of rows."""
 
     # ── examples ──
 
     @abstractmethod
-    def identify_examples(self, recipe: RecipeNumbers, name: str, options: DatasetOptions) -> dict[str, Any]:
+    def identify_examples(self, recipe: "RecipeNumbers", name: str, options: DatasetOptions) -> dict[str, Any]:
         """Return what decides a dataset's examples."""
 
     @abstractmethod
-    def make_examples(self, context: "KindContext", tokenizer: LoadedTokenizer, path: str) -> "StageOutput":
-        """Make the examples of all rows; `path` is the tokenizer's in the store."""
+    def make_examples(
+        self,
+        context: KindContext,
+        tokenizer: LoadedTokenizer,
+        path: str,
+        tokenize_parts: "Callable[[], StageOutput]",
+    ) -> "StageOutput":
+        """Make the examples of all rows together."""
 
     @abstractmethod
-    def measure_lengths(self, context: "KindContext") -> "StageOutput":
+    def measure_lengths(self, context: KindContext, measure_examples: "Callable[[], StageOutput]") -> "StageOutput":
         """Measure the examples, and plan the rows at other lengths."""
 
     @abstractmethod
@@ -177,15 +185,15 @@ class JointKind(DatasetKind, ABC):
     # ── before a build ──
 
     @abstractmethod
-    def plan_examples(self, context: "KindContext", tokenizer: LoadedTokenizer, path: str) -> ExamplePlan:
+    def plan_examples(self, context: KindContext, tokenizer: LoadedTokenizer, path: str) -> ExamplePlan:
         """Plan the examples as a build would; raises `ContextOverflowError` where the recipe makes this an error."""
 
     @abstractmethod
-    def advise(self, context: "KindContext", tokenizer: LoadedTokenizer, path: str) -> DatasetAdvice:
+    def advise(self, context: KindContext, tokenizer: LoadedTokenizer, path: str) -> DatasetAdvice:
         """Rate the columns that could group rows."""
 
     @abstractmethod
-    def propose_contract(self, context: "KindContext", taken: TakenGroup) -> str | None:
+    def propose_contract(self, context: KindContext, taken: TakenGroup) -> str | None:
         """Observe the rows, and return the file of a contract for them; None without rows."""
 
     # ── with a trained model ──
@@ -195,15 +203,15 @@ class JointKind(DatasetKind, ABC):
         """Return what decides the records that are parsed from texts."""
 
     @abstractmethod
-    def scan_texts(self, context: "KindContext") -> list[FileScan]:
+    def scan_texts(self, context: KindContext) -> list[FileScan]:
         """Scan the files of generated text."""
 
     @abstractmethod
-    def parse_texts(self, context: "KindContext", scans: Sequence[FileScan]) -> "StageOutput":
+    def parse_texts(self, context: KindContext, scans: Sequence[FileScan]) -> "StageOutput":
         """Parse the texts of files into records."""
 
     @abstractmethod
-    def parse_files(self, context: "KindContext", urls: Sequence[str]) -> ParsedFiles:
+    def parse_files(self, context: KindContext, urls: Sequence[str]) -> ParsedFiles:
         """Parse some other files of generated text."""
 
     @abstractmethod
@@ -211,13 +219,8 @@ class JointKind(DatasetKind, ABC):
         """Return what decides the records that are generated; `limit`: the most tokens of an example."""
 
     @abstractmethod
-    def generate(self, context: "KindContext") -> "StageOutput":
+    def generate(self, context: KindContext) -> "StageOutput":
         """Generate records with the backend of the dataset."""
-
-
-def find_joint_kind(kind: DatasetKind) -> JointKind | None:
-    """Return the kind if its rows depend on one another; else None."""
-    return kind if isinstance(kind, JointKind) else None
 
 
 def require_joint_kind(kind: DatasetKind) -> JointKind:

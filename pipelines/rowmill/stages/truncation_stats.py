@@ -14,7 +14,6 @@ from rowmill.core.arrays import Integers, format_percent
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES, TRUNCATION_STATS
 from rowmill.core.storage import File, Store, read_tables
 from rowmill.executors import Executor
-from rowmill.kinds.joint_rows import find_joint_kind
 from rowmill.packing.pack_plan import count_sequences, measure_padded_room, round_up, slice_too_long
 from rowmill.parts.accounts import RowLocator, describe_rejects
 from rowmill.parts.context import StageOutput
@@ -190,9 +189,11 @@ def identify_truncation_stats(recipe: Recipe, name: str) -> dict[str, Any]:
 
 def make_truncation_stats(context: StageContext) -> StageOutput:
     """Measure the dataset's lengths."""
-    joint = find_joint_kind(context.dataset.format)
-    if joint is not None:
-        return joint.measure_lengths(context)
+    return context.dataset.format.measure_lengths(context, partial(_measure_dataset, context))
+
+
+def _measure_dataset(context: StageContext) -> StageOutput:
+    """Measure examples that are made of one row each, and estimate what other limits would cut off."""
     manifest = context.input(TOKENIZED_EXAMPLES)
     limit = _limit_examples(context)
     measured = measure_examples(context.store, manifest.files("examples"), context.pool)

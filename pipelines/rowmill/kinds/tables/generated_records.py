@@ -28,8 +28,7 @@ from rowmill.core.errors import ConfigError, GenerationError, join_choices
 from rowmill.core.json import Json
 from rowmill.core.stage_names import CANONICAL_ROWS, PARSED_RECORDS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import read_tables
-from rowmill.kinds.base import DatasetOptions
-from rowmill.kinds.context import KindContext
+from rowmill.kinds.base import DatasetOptions, KindContext
 from rowmill.kinds.joint_rows import ParsedFiles
 from rowmill.kinds.tables import generation
 from rowmill.kinds.tables.comparison import compare_with_train

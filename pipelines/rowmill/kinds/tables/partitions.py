@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from rowmill.core.arrays import Ints, compute_offsets, find_distinct
 from rowmill.core.json import Json
 from rowmill.core.storage import File, Store, map_reads, read_tables
-from rowmill.kinds.context import KindContext
+from rowmill.kinds.base import KindContext
 from rowmill.kinds.tables.inference import TableEvidence
 from rowmill.kinds.tables.options import RecordOptions, require_records
 from rowmill.kinds.tables.schema import DAY, MAX_DIGITS, RecordSchema, SortKey

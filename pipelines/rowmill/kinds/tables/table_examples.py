@@ -32,8 +32,7 @@ from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
-from rowmill.kinds.base import DatasetOptions
-from rowmill.kinds.context import KindContext
+from rowmill.kinds.base import DatasetOptions, KindContext
 from rowmill.kinds.tables import record_tokens
 from rowmill.kinds.tables.counts import EncodedRecordDetails, ExampleSlice, PartitionPlanDetails, TableExampleCounts
 from rowmill.kinds.tables.options import require_records

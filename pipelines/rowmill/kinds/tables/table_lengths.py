@@ -21,8 +21,7 @@ from rowmill.core.arrays import Ints
 from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import digest_json, read_tables
-from rowmill.kinds.base import DatasetOptions
-from rowmill.kinds.context import KindContext
+from rowmill.kinds.base import DatasetOptions, KindContext
 from rowmill.kinds.joint_rows import DatasetAdvice
 from rowmill.kinds.tables.counts import OverlongRecordCounts, TableExampleCounts
 from rowmill.kinds.tables.options import require_records

@@ -35,8 +35,7 @@ from rowmill.core.arrays import Bools, Ints, are_among, find_distinct, format_co
 from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import RAW_DATASET
 from rowmill.core.storage import digest_json, map_reads, read_tables
-from rowmill.kinds.base import DatasetOptions
-from rowmill.kinds.context import KindContext
+from rowmill.kinds.base import DatasetOptions, KindContext
 from rowmill.kinds.shared import splits
 from rowmill.kinds.shared.filters import FILTERS_OF_MADE_ROWS
 from rowmill.kinds.shared.splits import Splitter

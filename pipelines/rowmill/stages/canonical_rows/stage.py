@@ -24,13 +24,13 @@ from rowmill.core.errors import ConfigError, join_choices
 from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS, RAW_DATASET
 from rowmill.core.storage import digest_json
-from rowmill.kinds.joint_rows import find_joint_kind
 from rowmill.kinds.shared.filters import FILTERS_OF_MADE_ROWS, identify_removal_filters
 from rowmill.kinds.shared.splits import Boundaries, Splitter, compute_boundaries
 from rowmill.kinds.shared.training_flags import explain_unread_flag, parse_unread_flag
 from rowmill.parts import accounts
 from rowmill.parts.accounts import RewriteInputs, rewrite_parts, tabulate_removed
 from rowmill.parts.context import StageOutput, format_rejected, scan_rows
+from rowmill.parts.functions import MappedParts
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.counts import Counts, CountSet
 from rowmill.schema.manifest import DisplayTable, Histogram, Part, add_up_counts
@@ -189,25 +189,20 @@ def make_canonical_rows(
     # Everything that decides the rows of a part, except the part itself.
     name = context.dataset_name or ""
     options = digest_json(CANONICAL_ROWS, name, identify_canonical_rows(context.recipe, name)["rows"])
-    joint, decided = find_joint_kind(context.dataset.format), None
-    if joint is not None:
-        # What is decided over all parts names places in them, so small files are not grouped.
-        made, decided = joint.make_rows(context, list_taken_parts(context), options)
-    else:
-        made = context.map(
-            text_rows.canonicalize_part,
-            [
-                text_rows.CanonicalInputs(options, taken, context.dataset, context.dataset_name or "", context.base)
-                for taken in _limit_groups(context, part_groups)
-            ],
-        )
+
+    def make_groups(groups: Sequence[TakenGroup]) -> MappedParts:
+        inputs = [text_rows.CanonicalInputs(options, taken, context.dataset, name, context.base) for taken in groups]
+        return context.map(text_rows.canonicalize_part, inputs)
+
+    form = context.dataset.format
+    made, decided = form.make_rows(context, _limit_groups(context, part_groups), options, make_groups)
     parts, left_out_tables = left_out_rows.leave_out_rows(context, made.parts, selection)
     distinct = duplicate_rows.drop_duplicates(context, parts)
     clean = contaminated_rows.remove_contaminated_rows(context, distinct, benchmarks)
     near = near_duplicate_rows.remove_near_duplicates(context, distinct if clean is None else clean.parts)
     searches = [search for search in (clean, near) if search is not None]
     split, resolved = split_by_time(context, searches[-1].parts if searches else distinct)
-    final = split if joint is None else joint.assign_splits(context, split, decided)
+    final = form.assign_splits(context, split, decided)
     boundaries = {} if resolved is None else resolved.model_dump(mode="json", exclude_none=True)
     # The rows of each group, largest first; none without a group key.
     groups = pl.DataFrame({"group_key": [], "rows": []}, schema={"group_key": pl.String, "rows": pl.UInt32})
@@ -215,7 +210,7 @@ def make_canonical_rows(
         keys = scan_rows(context.store, [part.files["rows"] for part in final], ["group_key"])
         counted = keys.group_by("group_key").agg(pl.len().alias("rows"))
         groups = counted.sort("rows", "group_key", descending=[True, False]).collect(engine="streaming")
-    own_counts, own_samples = context.dataset.format.count_dataset(context.store, parts, final)
+    own_counts, own_samples = form.count_dataset(context.store, parts, final)
     counts = add_up_counts(
         final,
         RowCounts(
@@ -242,7 +237,7 @@ def make_canonical_rows(
         draft.tables |= search.tables
     if clean is not None:
         draft.details["scans"] = [scan.to_json() for one in benchmarks for scan in one.scans]
-    return draft if joint is None else joint.complete_rows(context, draft, decided)
+    return form.complete_rows(context, draft, decided)
 
 
 def list_taken_parts(context: StageContext) -> TakenGroup:

@@ -6,6 +6,7 @@ builds need neither that library nor its two seconds.
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import digest_json
 from rowmill.executors import open_in_workers
-from rowmill.kinds.joint_rows import find_joint_kind
 from rowmill.parts.accounts import describe_rejects, sort_by_count
 from rowmill.parts.context import StageOutput, format_rejected
 from rowmill.recipe.recipe import Dataset, Recipe
@@ -152,16 +152,15 @@ def _spec_to_json(spec: RendererSpec | None) -> dict[str, Any] | None:
 def make_tokenized_examples(context: StageContext) -> StageOutput:
     """Tokenize all parts."""
     loaded, path = open_recipe_tokenizer(context)
-    joint = find_joint_kind(context.dataset.format)
-    make_examples = _tokenize_dataset if joint is None else joint.make_examples
-    draft = make_examples(context, loaded, path)
+    tokenize_parts = partial(_tokenize_parts, context, loaded, path)
+    draft = context.dataset.format.make_examples(context, loaded, path, tokenize_parts)
     draft.details["tokenizer"] = describe_tokenizer_origin(context, loaded)
     card = loaded.card
     draft.details["engine"] = {"name": card.engine, "version": card.engine_version, "refused": card.refused}
     return draft
 
 
-def _tokenize_dataset(context: StageContext, tokenizer: LoadedTokenizer, path: str) -> StageOutput:
+def _tokenize_parts(context: StageContext, tokenizer: LoadedTokenizer, path: str) -> StageOutput:
     spec = resolve_renderer_spec(context, tokenizer)
     rows = context.input(CANONICAL_ROWS).parts
     # Everything that decides the examples of a part, except its rows.

@@ -28,8 +28,8 @@ CLASSES = frozenset({DatasetKind.__name__, JointKind.__name__, *(kind.__name__ f
 
 JOINT = frozenset({"find_joint_kind", "joins_rows", "JOINS_ROWS"})
 
-BOUND = 13
-"""Nine ask whether rows are joined. Three are of an export that has other columns for each objective, and one of
+BOUND = 12
+"""Eight ask whether rows are joined. Three are of an export that has other columns for each objective, and one of
 contracts that a recipe gets before it is validated."""
 
 

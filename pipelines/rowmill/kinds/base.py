@@ -38,7 +38,7 @@ from rowmill.sources.reading import TakenGroup
 if TYPE_CHECKING:
     # A recipe is loaded without what its stages work with.
     from rowmill.kinds.context import RecipeContext, RecipeNumbers
-    from rowmill.parts.context import StageOutput
+    from rowmill.parts.context import StageOutput, WorkContext
     from rowmill.parts.functions import MappedParts
     from rowmill.tokenization.tokenizer import LoadedTokenizer
 
@@ -73,6 +73,14 @@ RecordReader = Callable[[Mapping[str, Json]], Row | Rejected]
 RowComparison = Callable[[Path, Store, Manifest, Manifest], Sequence[str] | None]
 """Compares rows with published ones, given the project's folder: returns the changes, a sentence each, or None if the
 two cannot be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class NearRows:
+    """How many held-out rows were compared, and the ids of those with a near duplicate in train."""
+
+    compared: int
+    row_ids: tuple[str, ...]
 
 
 class RowReader(Protocol):
@@ -159,6 +167,8 @@ class DatasetKind(Config):
     """The checks of what only this kind counts."""
     JOINS_ROWS: ClassVar[bool] = False
     """Whether its examples are made of several rows, as those of tables are; such a kind is a `JointKind`."""
+    COMPARES_ROWS: ClassVar[bool] = False
+    """Whether it compares held-out rows with those that train itself; of others, prompts and examples are compared."""
     WRITES_ALL_COLUMNS: ClassVar[bool] = False
     """Whether all columns of a record are in its row, so that none is unread, and NaN and infinity are kept as text."""
     FITS_MOST_RECORDS: ClassVar[bool] = False
@@ -396,6 +406,10 @@ class DatasetKind(Config):
         `tokenize_parts` makes examples of one row each, part by part.
         """
         return tokenize_parts()
+
+    def find_near_rows(self, context: "WorkContext", options: "DatasetOptions", rows: Manifest) -> NearRows:
+        """Compare the held-out rows with those that train, if the kind does this itself (`COMPARES_ROWS`)."""
+        return NearRows(0, ())
 
     def measure_lengths(self, context: KindContext, measure_examples: "Callable[[], StageOutput]") -> "StageOutput":
         """Measure the examples, and estimate the effect of other limits.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from rowmill.kinds.base import DatasetKind, DatasetOptions, KindContext
+from rowmill.kinds.base import DatasetKind, DatasetOptions, KindContext, NearRows
 from rowmill.schema.generated_counts import SpanCounts
 from rowmill.schema.manifest import DisplayTable, Manifest, Part
 from rowmill.sources import FileScan
@@ -101,14 +101,6 @@ class DatasetAdvice:
 
 
 @dataclass(frozen=True, slots=True)
-class NearRows:
-    """How many held-out rows were compared, and the ids of those with a near duplicate in train."""
-
-    compared: int
-    row_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ParsedFiles:
     """Counts and accepted records of some files of generated text."""
 
@@ -124,6 +116,7 @@ class JointKind(DatasetKind, ABC):
     """A kind whose rows depend on one another: what stages, and commands that try a recipe, ask of it."""
 
     JOINS_ROWS: ClassVar[bool] = True
+    COMPARES_ROWS: ClassVar[bool] = True
 
     @classmethod
     @abstractmethod

@@ -30,8 +30,7 @@ from rowmill.core.arrays import are_among, find_distinct
 from rowmill.core.json import Json
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
-from rowmill.kinds.base import DatasetOptions, KindContext
-from rowmill.kinds.joint_rows import NearRows
+from rowmill.kinds.base import DatasetOptions, KindContext, NearRows
 from rowmill.kinds.tables.counts import TrainComparisonCounts
 from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.partitions import load_observed_table

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rowmill.core.config import validate_options
 from rowmill.core.stage_names import GENERATED_SERIES, PARSED_RECORDS
-from rowmill.kinds.base import DatasetOptions, KindContext, RowComparison
-from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan, JointKind, NearRows, ParsedFiles
+from rowmill.kinds.base import DatasetOptions, KindContext, NearRows, RowComparison
+from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan, JointKind, ParsedFiles
 from rowmill.kinds.tables.options import RecordOptions
 from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.schema.manifest import Manifest, Part

@@ -23,7 +23,7 @@ from rowmill.core.arrays import find_distinct
 from rowmill.core.permutation import mix_array
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
-from rowmill.kinds.joint_rows import require_joint_kind
+from rowmill.kinds.base import NearRows
 from rowmill.kinds.shared.splits import Boundaries, Splitter
 from rowmill.parts.context import scan_rows
 from rowmill.recipe.recipe import Recipe
@@ -122,10 +122,14 @@ def find_leaks(context: StageContext, packed: Mapping[str, Manifest]) -> LeakRep
     if any(dataset.format.has_groups(dataset) for dataset in context.recipe.datasets.values()):
         same, ids = _find_split_overlaps(rows, held_out, ["dataset", "group_key"])
         leaks.note("same_group", GroupLeakCounts(groups_in_two_splits=same), ids)
-    joint = list_joint_datasets(context.recipe)
-    if len(joint) < len(context.recipe.datasets):
-        # Rows that share examples have no prompts.
-        prompted = held_out.filter(~pl.col("dataset").is_in(joint)) if joint else held_out
+    datasets = context.recipe.datasets
+    near = {
+        name: datasets[name].format.find_near_rows(context, datasets[name], sources[name].canonical)
+        for name in list_datasets_of_compared_rows(context.recipe)
+    }
+    if len(near) < len(context.recipe.datasets):
+        # Rows that a kind compares itself have no prompts.
+        prompted = held_out.filter(~pl.col("dataset").is_in([*near])) if near else held_out
         named = prompted.filter(pl.col("prompt_hash").is_not_null()).select("prompt_hash")
         train = rows.filter(pl.col("split") == "train").select("prompt_hash").join(named, on="prompt_hash", how="semi")
         asked = train.unique().collect(engine="streaming")
@@ -137,7 +141,7 @@ def find_leaks(context: StageContext, packed: Mapping[str, Manifest]) -> LeakRep
         )
     if any(dataset.splits.time_key is not None for dataset in context.recipe.datasets.values()):
         _count_time_leaks(leaks, context, sources)
-    _measure_near_duplicates(leaks, context, packed, sources)
+    _measure_near_duplicates(leaks, context, packed, near)
     counts = rows.group_by("dataset", "split").len().collect(engine="streaming")
     worst = 0.0
     for name, dataset in context.recipe.datasets.items():
@@ -185,9 +189,9 @@ class _LeakSource:
         return now.filter(pl.col("split") != "surplus").select(_ROW_COLUMNS)
 
 
-def list_joint_datasets(recipe: Recipe) -> list[str]:
-    """Return the datasets whose examples join rows: rows are compared there, not examples."""
-    return [name for name, dataset in recipe.datasets.items() if dataset.joins_rows]
+def list_datasets_of_compared_rows(recipe: Recipe) -> list[str]:
+    """Return the datasets whose kind compares rows itself: neither their prompts nor their examples are compared."""
+    return [name for name, dataset in recipe.datasets.items() if dataset.format.COMPARES_ROWS]
 
 
 def _find_split_overlaps(rows: "pl.LazyFrame", held: "pl.LazyFrame", key: list[str]) -> tuple[int, list[str]]:
@@ -245,15 +249,10 @@ def _count_time_leaks(leaks: LeakReport, context: StageContext, sources: Mapping
 
 
 def _measure_near_duplicates(
-    leaks: LeakReport, context: StageContext, packed: Mapping[str, Manifest], sources: Mapping[str, _LeakSource]
+    leaks: LeakReport, context: StageContext, packed: Mapping[str, Manifest], near: Mapping[str, NearRows]
 ) -> None:
-    """Measure the share of held-out examples (records for tables) that nearly duplicate training data."""
-    joint = list_joint_datasets(context.recipe)
-    near = []
-    for name in joint:
-        dataset = context.recipe.datasets[name]
-        near.append(require_joint_kind(dataset.format).find_near_rows(context, dataset, sources[name].canonical))
-    parts = [part for name, one in packed.items() if name not in joint for part in one.parts if "shard" in part.files]
+    """Count held-out examples that nearly duplicate training data, and add the rows that kinds compared (`near`)."""
+    parts = [part for name, one in packed.items() if name not in near for part in one.parts if "shard" in part.files]
     train = [part.files["shard"] for part in select_shards(parts, "train")]
     others = [part.files["shard"] for part in parts if part.get_details(ShardDetails).split != "train"]
     size = sum(file.bytes for file in others)
@@ -276,9 +275,9 @@ def _measure_near_duplicates(
     found = np.bincount(owners, weights=seen[places_of], minlength=len(numbers))
     is_near = (every > 0) & (found >= NEAR_SHARE * every)
     names = list(compress(numbers, is_near.tolist()))
-    names += [row_id for one in near for row_id in one.row_ids]
-    examples = len(numbers) + sum(one.compared for one in near)
-    if examples or len(joint) < len(packed):
+    names += [row_id for rows in near.values() for row_id in rows.row_ids]
+    examples = len(numbers) + sum(rows.compared for rows in near.values())
+    if examples or len(near) < len(packed):
         counts = NearDuplicateLeakCounts(compared_examples=examples, near_train_examples=len(names))
         leaks.note("near_duplicate", counts, names)
 

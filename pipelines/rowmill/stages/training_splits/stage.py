@@ -346,7 +346,7 @@ VERSION = 5
 def identify_training_splits(recipe: Recipe, name: str) -> dict[str, Any]:
     """Return the options that decide the order (`order`), and the splits that it is compared with."""
     return {
-        "tables": [leakage.NEAR_ROWS_VERSION, leakage.list_joint_datasets(recipe)],
+        "tables": [leakage.NEAR_ROWS_VERSION, leakage.list_datasets_of_compared_rows(recipe)],
         "order": {
             "versions": [VERSION],
             "mixture": recipe.mixture.model_dump(mode="json"),

@@ -28,9 +28,8 @@ CLASSES = frozenset({DatasetKind.__name__, JointKind.__name__, *(kind.__name__ f
 
 JOINT = frozenset({"find_joint_kind", "joins_rows", "JOINS_ROWS"})
 
-BOUND = 12
-"""Eight ask whether rows are joined. Three are of an export that has other columns for each objective, and one of
-contracts that a recipe gets before it is validated."""
+BOUND = 8
+"""Five ask whether rows are joined, and three are of an export that has other columns for each objective."""
 
 
 def get_last_name(node: ast.AST) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from rowmill.kinds.base import DatasetKind, DatasetOptions, KindContext, NearRows
 from rowmill.schema.generated_counts import SpanCounts
 from rowmill.schema.manifest import DisplayTable, Manifest, Part
+from rowmill.schema.recipe_summary import RecipeSummary
 from rowmill.sources import FileScan
 from rowmill.sources.reading import TakenGroup
 from rowmill.tokenization.tokenizer import LoadedTokenizer
@@ -116,12 +117,20 @@ class JointKind(DatasetKind, ABC):
     """A kind whose rows depend on one another: what stages, and commands that try a recipe, ask of it."""
 
     JOINS_ROWS: ClassVar[bool] = True
+    TAKES_OVERRIDES: ClassVar[bool] = True
     COMPARES_ROWS: ClassVar[bool] = True
 
-    @classmethod
-    @abstractmethod
-    def check_contract(cls, values: Mapping[str, Any], where: str) -> None:
-        """Refuse a pinned contract that cannot be read; `where` is its file."""
+    def check_generated_source(self, generated: str) -> None:
+        """Accept what a model generates: records of a table."""
+
+    def check_recipe(self, name: str, options: DatasetOptions, recipe: RecipeSummary) -> None:
+        """Also refuse to hold out a number of sequences, since splits come before them."""
+        super().check_recipe(name, options, recipe)
+        if name in recipe.counted_validation:
+            raise ValueError(
+                f"mixture.num_validation_sequences: {name} holds records, which are split before they are assembled "
+                f"into examples; allowed: chats, pairs and texts; set datasets.{name}.splits.validation"
+            )
 
     @abstractmethod
     def has_contract(self) -> bool:

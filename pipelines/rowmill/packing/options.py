@@ -375,7 +375,10 @@ class Mixture(Config):
         return self
 
     def check_recipe(self, recipe: RecipeSummary) -> None:
-        """Refuse names that no dataset has, and numbers of validation sequences beside another choice of them."""
+        """Refuse names that no dataset has, and numbers of validation sequences beside another choice of them.
+
+        A kind that cannot hold out sequences refuses a number of them itself.
+        """
         for field in ("train_weights", "max_train_batches", "num_validation_sequences"):
             value = getattr(self, field)
             stages = value if isinstance(value, (tuple, list)) else [(0, value)]
@@ -384,11 +387,6 @@ class Mixture(Config):
                     if name not in recipe.datasets:
                         raise ValueError(
                             f"mixture.{field}: {name!r} is not a dataset; choose {join_choices(recipe.datasets)}"
-                        )
-                    if field == "num_validation_sequences" and recipe.datasets[name].joins_rows:
-                        raise ValueError(
-                            f"mixture.{field}: {name} holds records, which are split before they are assembled into "
-                            f"examples; allowed: chats, pairs and texts; set datasets.{name}.splits.validation"
                         )
         for name in self.num_validation_sequences or {}:
             for option in recipe.datasets[name].holdout_options:

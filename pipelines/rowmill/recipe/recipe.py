@@ -27,7 +27,6 @@ from rowmill.executors import AnyExecutor, LocalExecutor
 from rowmill.exports import AnyExport
 from rowmill.kinds.base import OPTION_GROUPS, DatasetKind, DatasetOptions, IdleOption, iterate_idle_options
 from rowmill.kinds.catalog import KINDS, Auto, Format, resolve_kind
-from rowmill.kinds.joint_rows import JointKind
 from rowmill.packing.options import Mixture, Packing
 from rowmill.packing.rank_assignment import Partitions
 from rowmill.schema.examples import WEIGHT_COLUMN, Objective, RolloutFields, join_fields
@@ -98,7 +97,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, str]) -> 
     changed = copy.deepcopy(dict(values))
     datasets: Any = changed.get("datasets", changed.get("configs", {}))
     tables = (
-        [str(name) for name, dataset in datasets.items() if _find_joint_class(dataset) is not None]
+        [str(name) for name, dataset in datasets.items() if (kind := _find_kind(dataset)) and kind.TAKES_OVERRIDES]
         if isinstance(datasets, dict)
         else []
     )
@@ -122,12 +121,11 @@ def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, str]) -> 
     return changed
 
 
-def _find_joint_class(dataset: Any) -> type[JointKind] | None:
-    """Return the kind that a dataset's mapping names, if its rows depend on one another; else None."""
+def _find_kind(dataset: Any) -> type[DatasetKind] | None:
+    """Return the kind that a dataset's mapping names; None if it names none by its own name."""
     form: Any = dataset.get("format") if isinstance(dataset, dict) else None
     named = form.get("kind", form.get("type")) if isinstance(form, dict) else None
-    kind = KINDS.get(named) if isinstance(named, str) else None
-    return kind if kind is not None and issubclass(kind, JointKind) else None
+    return KINDS.get(named) if isinstance(named, str) else None
 
 
 # ── One dataset ──
@@ -147,11 +145,8 @@ class Dataset(DatasetOptions):
     def _check_options(self) -> "Dataset":
         # Refuses a packing strategy that the kind's rows do not support, before a row is read.
         self.packing.strategy_for(self.row_kind)
-        if isinstance(self.source, GeneratedSource) and not self.joins_rows:
-            raise ValueError(
-                f"source.generated: {self.source.generated} holds records of a table, but format.kind is "
-                f"{self.format.kind}; expected records; set format: {{kind: records}}"
-            )
+        if isinstance(self.source, GeneratedSource):
+            self.format.check_generated_source(self.source.generated)
         self.format.check_options(self)
         if problem := self.find_teacher_problem():
             raise ValueError(problem)
@@ -190,7 +185,6 @@ class Dataset(DatasetOptions):
             objective=self.format.get_objective(),
             fields=self.format.get_rollout_fields().names,
             segment_multiple_of=self.packing.segment_multiple_of,
-            joins_rows=self.joins_rows,
             makes_records=makes_records,
             holdout_options=(
                 *(f"source.{option}" for option in self.source.list_validation_options()),
@@ -667,10 +661,10 @@ def _insert_table_contracts(values: dict[str, Any], path: Path) -> dict[str, Any
     for file in files:
         name = file.name.removesuffix(TABLE_SUFFIX)
         dataset: Any = written.get(name)
-        kind = _find_joint_class(dataset)
-        if kind is None and isinstance(dataset, dict):
-            kind = _find_joint_class({"format": shared})
-        if kind is None:
+        model = _find_contract_model(dataset)
+        if model is None and isinstance(dataset, dict):
+            model = _find_contract_model({"format": shared})
+        if model is None:
             raise ConfigError(
                 f"{file}: there is no records dataset {name!r} in {path}; a table contract is named after its dataset; "
                 "rename the file, or delete it"
@@ -682,9 +676,15 @@ def _insert_table_contracts(values: dict[str, Any], path: Path) -> dict[str, Any
                 "delete one"
             )
         loaded = config.read_yaml(file)
-        kind.check_contract(loaded, str(file))
+        config.validate_options(model, loaded, str(file))
         form["table"] = loaded
     return filled
+
+
+def _find_contract_model(dataset: Any) -> type[Config] | None:
+    """Return the options of a contract that the kind of a dataset's mapping may have; None if there are none."""
+    kind = _find_kind(dataset)
+    return None if kind is None else kind.get_contract_model()
 
 
 def project_folder(path: Path) -> Path:

@@ -24,8 +24,6 @@ class DatasetSummary:
     """Whether its examples are trees of shared segments."""
     segment_multiple_of: int = 1
     """What its segments are padded to a multiple of."""
-    joins_rows: bool = False
-    """Whether its examples are made of several rows, as those of tables are."""
     makes_records: bool = False
     """Whether a model that is trained on it generates records, and they are not its own source."""
     holdout_options: tuple[str, ...] = ()

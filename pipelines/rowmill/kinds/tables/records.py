@@ -6,7 +6,6 @@ The modules are imported when they are asked: Polars and Arrow's functions take 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rowmill.core.config import validate_options
 from rowmill.core.stage_names import GENERATED_SERIES, PARSED_RECORDS
 from rowmill.kinds.base import DatasetOptions, KindContext, NearRows, RowComparison
 from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan, JointKind, ParsedFiles
@@ -28,9 +27,9 @@ class Records(RecordOptions, JointKind):
     """Each record is a row of a table; its columns are inferred from the data."""
 
     @classmethod
-    def check_contract(cls, values: Mapping[str, Any], where: str) -> None:
-        """Refuse a table contract that cannot be read."""
-        validate_options(TableContract, values, where)
+    def get_contract_model(cls) -> type[TableContract]:
+        """Return the options of a table contract."""
+        return TableContract
 
     def has_contract(self) -> bool:
         """Return whether the recipe, or the file next to it, has the table's contract."""

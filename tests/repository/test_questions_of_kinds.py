@@ -28,8 +28,8 @@ CLASSES = frozenset({DatasetKind.__name__, JointKind.__name__, *(kind.__name__ f
 
 JOINT = frozenset({"find_joint_kind", "joins_rows", "JOINS_ROWS"})
 
-BOUND = 8
-"""Five ask whether rows are joined, and three are of an export that has other columns for each objective."""
+BOUND = 3
+"""They are of an export that has other columns for each objective."""
 
 
 def get_last_name(node: ast.AST) -> str:

@@ -131,8 +131,8 @@ def inspect_rows(project: Project, *, count: int, dataset: str | None, row_id: s
     wanted = None if row_id is None else row_id.split("#", 1)[0]
     for name in names if wanted is None or is_row_id(wanted) else ():
         kept = None if wanted is None else _find_kept_lineage(project, name)
-        if known[name].joins_rows:
-            records = _inspect_table(project, name, count, wanted)
+        if known[name].format.count_read_records(count) is None:
+            records = _inspect_dataset(project, name, count, wanted)
         elif kept is None or wanted is None:
             records = _inspect_records(project, name, count, wanted)
         else:
@@ -259,12 +259,12 @@ def _choose_records(part: SourcePart, count: int, row_id: str | None) -> range:
 # ── Records datasets: examples as a build makes them ─────────────────────────────────────────────────────────
 
 
-def _inspect_table(project: Project, name: str, count: int, row_id: str | None) -> Iterator[InspectedRecord]:
+def _inspect_dataset(project: Project, name: str, count: int, row_id: str | None) -> Iterator[InspectedRecord]:
     """Yield records with the examples that a build makes of them.
 
     Which records share an example depends on all of them, so a few records cannot be assembled alone.
     """
-    with _open_table_build(project, name) as (lineage, encoder):
+    with _open_dataset_build(project, name) as (lineage, encoder):
         shown = set[str]()
         for part_id, (_, part) in lineage.parts.items():
             if numbers := _choose_records(part, count, row_id):
@@ -379,7 +379,7 @@ def _find_removed_messages(
 
 
 @contextmanager
-def _open_table_build(project: Project, name: str) -> Generator[tuple[Lineage, Encoder], None, None]:
+def _open_dataset_build(project: Project, name: str) -> Generator[tuple[Lineage, Encoder], None, None]:
     """Yield the last build's outputs if a build would reuse them; else build them in a temporary folder."""
     steps = [step for step in plan_steps(project) if step.dataset == name and step.name in _STAGES_TO_EXAMPLES]
     with open_trial(project, on_disk=True) as trial:
@@ -503,8 +503,8 @@ class DatasetTablePlan:
 
 
 def list_table_datasets(project: Project, dataset: str | None = None) -> list[str]:
-    """Return the records datasets of a recipe, or only the named one."""
-    known = [name for name, one in project.recipe.datasets.items() if one.joins_rows]
+    """Return the records datasets of a recipe, whose examples are planned, or only the named one."""
+    known = [name for name, one in project.recipe.datasets.items() if one.format.PLANS_EXAMPLES]
     if dataset is None:
         return known
     if dataset not in known:

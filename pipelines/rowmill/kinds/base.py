@@ -165,8 +165,8 @@ class DatasetKind(Config):
     """What can be done to its rows that are too long, by `truncation.overlong`."""
     CHECKS: ClassVar[tuple[Check, ...]] = ()
     """The checks of what only this kind counts."""
-    JOINS_ROWS: ClassVar[bool] = False
-    """Whether its examples are made of several rows, as those of tables are; such a kind is a `JointKind`."""
+    PLANS_EXAMPLES: ClassVar[bool] = False
+    """Whether `rowmill plan` and `rowmill advise` say how its rows form examples, as a `JointKind` can."""
     TAKES_OVERRIDES: ClassVar[bool] = False
     """Whether the command line may set its options, such as `--data__max_sequences_per_example 4`."""
     COMPARES_ROWS: ClassVar[bool] = False
@@ -424,6 +424,10 @@ class DatasetKind(Config):
     def find_near_rows(self, context: "WorkContext", options: "DatasetOptions", rows: Manifest) -> NearRows:
         """Compare the held-out rows with those that train, if the kind does this itself (`COMPARES_ROWS`)."""
         return NearRows(0, ())
+
+    def count_read_records(self, shown: int) -> int | None:
+        """Return how many records must be read to make the examples of the first `shown` ones; None: all."""
+        return shown
 
     def measure_lengths(self, context: KindContext, measure_examples: "Callable[[], StageOutput]") -> "StageOutput":
         """Measure the examples, and estimate the effect of other limits.

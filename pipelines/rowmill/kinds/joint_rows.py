@@ -116,7 +116,7 @@ class ParsedFiles:
 class JointKind(DatasetKind, ABC):
     """A kind whose rows depend on one another: what stages, and commands that try a recipe, ask of it."""
 
-    JOINS_ROWS: ClassVar[bool] = True
+    PLANS_EXAMPLES: ClassVar[bool] = True
     TAKES_OVERRIDES: ClassVar[bool] = True
     COMPARES_ROWS: ClassVar[bool] = True
 
@@ -175,6 +175,10 @@ class JointKind(DatasetKind, ABC):
         tokenize_parts: "Callable[[], StageOutput]",
     ) -> "StageOutput":
         """Make the examples of all rows together."""
+
+    def count_read_records(self, shown: int) -> int | None:
+        """Return None: which records share an example depends on all of them."""
+        return None
 
     @abstractmethod
     def measure_lengths(self, context: KindContext, measure_examples: "Callable[[], StageOutput]") -> "StageOutput":

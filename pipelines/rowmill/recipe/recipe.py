@@ -198,11 +198,6 @@ class Dataset(DatasetOptions):
         return self.format.ROW_KIND
 
     @property
-    def joins_rows(self) -> bool:
-        """Whether its examples are made of several rows, as those of tables are."""
-        return self.format.JOINS_ROWS
-
-    @property
     def keeps_non_finite(self) -> bool:
         """Whether NaN and infinity of typed sources are kept as values: only records datasets have text for them."""
         return self.format.WRITES_ALL_COLUMNS

@@ -22,7 +22,7 @@ from rowmill.inspection.trace import Lineage, select_chain
 from rowmill.recipe.recipe import find_recipes
 from rowmill.reports.build_view import BuildView
 from rowmill.schema import manifest
-from rowmill.schema.example_counts import ExampleCounts
+from rowmill.schema.example_counts import ExampleCounts, RowExampleCounts
 from rowmill.schema.ledger import KEPT
 from rowmill.schema.manifest import Manifest, StageKey
 from rowmill.stats import views
@@ -62,12 +62,14 @@ class Build(BuildView):
         """Whether each row has at most one example, and each example one row."""
         for lineage in self.lineages.values():
             output = lineage.made.get(TOKENIZED_EXAMPLES)
-            if self.project.recipe.datasets[lineage.dataset].joins_rows:
+            if output is None:
+                continue
+            if output.find_counts(RowExampleCounts) is None:
+                # Its examples are not made of one row each.
                 return False
-            if output is not None:
-                kept = sum(count for state, _, count in output.ledger if state == KEPT)
-                if kept != output.get_counts(ExampleCounts).examples:
-                    return False
+            kept = sum(count for state, _, count in output.ledger if state == KEPT)
+            if kept != output.get_counts(ExampleCounts).examples:
+                return False
         return True
 
 

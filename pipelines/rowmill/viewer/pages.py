@@ -238,7 +238,7 @@ def show_row(builds: Builds, build: Build, row_id: str) -> str:
         if parse_row_id(name)[0] not in lineage.parts:
             continue
         records = (record for record in inspect.inspect_row(lineage, name) if record.row_id == name)
-        views += [_describe_row(build, record, trace.trace_row_of(lineage, name)) for record in records]
+        views += [_describe_row(record, trace.trace_row_of(lineage, name)) for record in records]
     if not views:
         raise ConfigError(
             f"{row_id}: no row of this build of {build.recipe} has this id; expected a row id, <part>:<number>; search "
@@ -282,7 +282,7 @@ def _find_neighbors(row_id: str) -> tuple[str, str]:
     return f"{part}:{number - 1}" if number else "", f"{part}:{number + 1}"
 
 
-def _describe_row(build: Build, record: InspectedRecord, traced: RowTrace) -> dict[str, Any]:
+def _describe_row(record: InspectedRecord, traced: RowTrace) -> dict[str, Any]:
     from rowmill.reports import row_view
 
     raw = record.raw.decode(errors="replace")
@@ -304,7 +304,6 @@ def _describe_row(build: Build, record: InspectedRecord, traced: RowTrace) -> di
         "samples": [_describe_sample(sample) for sample in record.samples],
         "is_scheduled": any(place.showings for place in traced.places),
         "content_hash": row["content_hash"].hex() if row is not None else "",
-        "has_records": build.project.recipe.datasets[record.dataset].joins_rows,
     }  # fmt: skip
 
 

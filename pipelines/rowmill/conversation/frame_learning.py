@@ -7,6 +7,7 @@ shape shows is not on the closed list, so a row that shows it is rejected, not t
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -82,6 +83,11 @@ class ProbeTurn:
         return self.messages[self.follower]["role"] if self.follower >= 0 else ""
 
     @property
+    def last_kind(self) -> str:
+        """The kind of its last own text."""
+        return self.pieces[-1].kind
+
+    @property
     def start(self) -> int:
         return self.pieces[0].start
 
@@ -117,9 +123,10 @@ class FrameLearner:
         self._headers: dict[str, str] = {}
         self._first_gaps: dict[str, list[str]] = {}
         """By role the template text before messages that begin a render."""
-        self._ends: dict[tuple[str, str], dict[str, int]] = {}
+        # Ends are learned a group of turns at a time (`_learn_ends`); these hold what earlier groups show.
+        self._ends: dict[tuple[str, str], Counter[str]] = {}
         """By kind of last own text and role of the next message: each end, and how often it was seen."""
-        self._followed_answer_ends: set[str] = set()
+        self._answer_ends: set[str] = set()
         """Ends of answers without calls that another message follows."""
         self._next_header_ends = False
         """Whether the first token of the user's header is all that ends an answer."""
@@ -261,8 +268,8 @@ class FrameLearner:
             prefix = split_turn_prefix(turn.gap, self._list_prompts(turn), self._tokens)
             if prefix is not None:
                 self._prefixes.add(TurnPrefix(prefix.header, replace_call_ids(prefix.rest, turn.ids)))
+        known = TemplateFrames(tuple(self._prefixes))
         for turn in turns:
-            known = TemplateFrames(tuple(self._prefixes))
             if known.match_prefix(turn.text, turn.before, turn.start, turn.ids) is None:
                 self._prefixes.add(self._infer_prefix(turn, replace_call_ids(turn.gap, turn.ids)))
 
@@ -272,7 +279,7 @@ class FrameLearner:
         answer<end><start>user…      followed by a user
         answer<end><start>model      at the end: what the model writes begins behind it, as behind a prompt
         """
-        answers = [turn for turn in turns if turn.pieces[-1].kind == "assistant"]
+        answers = [turn for turn in turns if turn.last_kind == "assistant"]
         followed = {turn.ending for turn in answers if turn.next_role == "user"}
         tails = {turn.ending for turn in answers if not turn.next_role}
         opened = {tail[len(find_common_start(tail, ending, self._tokens)) :] for tail in tails for ending in followed}
@@ -341,68 +348,87 @@ class FrameLearner:
     # ── ends of turns ──
 
     def _learn_ends(self, turns: Sequence[ProbeTurn]) -> None:
-        # Answers first, and those that the user follows, because other turns mostly end like them; last turns after the
-        # ones that others follow.
-        ordered = sorted(turns, key=lambda turn: turn.next_role != "user")
-        for kind in ("assistant", "reasoning", "tool_call"):
-            for is_last in (False, True):
-                for turn in ordered:
-                    if turn.pieces[-1].kind == kind and (turn.follower < 0) is is_last:
-                        self._learn_end(turn, kind)
+        """Learn the ends of turns, a group at a time: what all turns of a group show serves the next groups.
 
-    def _learn_end(self, turn: ProbeTurn, kind: str) -> None:
-        ending = self._find_end_before(turn, kind) if turn.next_role else self._find_last_end(turn, kind)
-        if ending is None:
-            return
-        ending = replace_call_ids(ending, turn.ids)
-        ending = ending[measure_json_closing(ending, 0) :] if kind == "tool_call" else ending
-        if kind == "assistant" and turn.next_role and not turn.messages[turn.message].get("tool_calls"):
-            self._followed_answer_ends.add(ending)
-        found = self._ends.setdefault((kind, turn.next_role), {})
-        found[ending] = found.get(ending, 0) + 1
+        answers before the user ─► answers before others ─► other turns ─► turns that end a chat
+        """
+        answers = [turn for turn in turns if turn.last_kind == "assistant" and turn.next_role]
+        found = [(turn, *self._find_answer_end(turn)) for turn in answers if turn.next_role == "user"]
+        self._next_header_ends = any(is_header for _, _, is_header in found)
+        self._note_ends([(turn, ending) for turn, ending, _ in found])
+        self._note_ends([(turn, self._find_answer_end(turn)[0]) for turn in answers if turn.next_role != "user"])
+        others = [turn for turn in turns if turn.last_kind != "assistant" and turn.next_role]
+        self._note_ends([(turn, self._find_end_behind_answers(turn)) for turn in others])
+        last = [(turn, self._find_last_end(turn)) for turn in turns if not turn.next_role]
+        self._note_ends([(turn, ending) for turn, ending in last if ending is not None])
 
-    def _find_end_before(self, turn: ProbeTurn, kind: str) -> str:
-        """Return the end of a turn before another message: the text printed both there and at the end of a chat."""
-        role, after = turn.next_role, turn.ending
-        # The text after the same own text in the conversation that ends with this message.
+    def _note_ends(self, found: Sequence[tuple[ProbeTurn, str]]) -> None:
+        """Add the ends of a group of turns to those that are known."""
+        for turn, ending in found:
+            own = replace_call_ids(ending, turn.ids)
+            own = own[measure_json_closing(own, 0) :] if turn.last_kind == "tool_call" else own
+            self._ends.setdefault((turn.last_kind, turn.next_role), Counter())[own] += 1
+            # Gemma 4 prints the text of a message behind its calls, and then the token that opens their results.
+            if turn.last_kind == "assistant" and turn.next_role and not turn.messages[turn.message].get("tool_calls"):
+                self._answer_ends.add(own)
+
+    def _find_text_after(self, turn: ProbeTurn) -> tuple[str, str]:
+        """Return the text behind a turn where a chat ends with its message, and what of it is also there before others.
+
+        Both are empty if the template refuses such a chat.
+        """
         alone = self._render_shape(turn.messages[: turn.message + 1], turn.tools)
-        last = next((one.text[one.end :] for one in reversed(alone) if one.message == turn.message), None)
-        shared = "" if last is None else find_common_start(after, last, self._tokens).rstrip()
-        if kind == "assistant":
-            own = self._strip_header(after, role).rstrip()
-            if own and shared.startswith(own):
-                # Both continue with the start of a header, which may be that of another role.
-                shared = own
-            if shared:
-                known = (end for end in self._ends.get((kind, "user"), ()) if role != "user" and shared.startswith(end))
-                return max(known, key=len, default="") or shared
-            ending = self._keep_constant_end(turn, own) if own and role not in self._roles else own
-            if role in self._roles and not any(ending.endswith(end) for end in self._list_answer_ends()):
-                # The template joins two turns of the model: the text between them belongs to the second.
-                return ""
-            if ending:
-                return ending
-        else:
-            if not self._next_header_ends:
-                found = self._cut_at_answer_end(shared)
-                if found is None and (role in self._headers or role in self._roles):
-                    found = self._cut_at_answer_end(self._strip_header(after, role))
-                if found is not None:
-                    return found
-            # A call ends with its closing text; the token that opens the result is part of the result's header, unless
-            # a chat that ends with the call ends with that token: then the model writes it, and stops.
-            own = self._strip_header(after, role) if role in self._headers or role in self._roles else after
-            ending = find_common_start(own, last, self._tokens).rstrip() if last is not None else ""
-            stops = kind == "tool_call" and role not in self._roles and last is not None and shared == last.rstrip()
-            ending = shared if stops and shared.startswith(ending) else ending
-            if not self._next_header_ends:
-                return ending
+        last = next((one.ending for one in reversed(alone) if one.message == turn.message), "")
+        return last, find_common_start(turn.ending, last, self._tokens).rstrip()
+
+    def _find_answer_end(self, turn: ProbeTurn) -> tuple[str, bool]:
+        """Return the end of an answer before another message: the text printed both there and at the end of a chat.
+
+        Also return whether it is the first token of the next header, because nothing else ends the answer. The comments
+        name a template that needs each case.
+        """
+        role, after = turn.next_role, turn.ending
+        last, shared = self._find_text_after(turn)
+        own = self._strip_header(after, role).rstrip()
+        if own and shared.startswith(own):
+            # Command R+ opens the model's next turn at the end, with the token that opens the header of any role.
+            shared = own
+        if shared:
+            # Command R+: before a tool's result, too, the answer ends as before the user.
+            known = (end for end in self._ends.get(("assistant", "user"), ()) if shared.startswith(end))
+            return max(known, key=len, default="") or shared, False
         if role in self._roles:
+            # gpt-oss ends an answer before another one by a token of its own. If no other answer ends like that, the
+            # template joins two turns (`NAMED_END` of the tests): the text between them belongs to the second.
+            return own if any(own.endswith(end) for end in self._list_answer_ends()) else "", False
+        if own and (ending := self._keep_constant_end(turn, own)):
+            # ChatML of vLLM prints nothing at the end of a chat, so there is no more to compare with.
+            return ending, False
+        # GLM-4.6 ends no answer, so the model writes the token that opens the next message, and stops. Metharme opens
+        # the model's turn at the end of every chat.
+        token = find_opening_token(after, self._tokens)
+        return token, bool(token) and not last.strip()
+
+    def _find_end_behind_answers(self, turn: ProbeTurn) -> str:
+        """Return the end of reasoning or a call before another message, which mostly is an end of answers.
+
+        A call ends with its closing text; the token that opens the result is part of the result's header.
+        """
+        role, after = turn.next_role, turn.ending
+        last, shared = self._find_text_after(turn)
+        own = self._strip_header(after, role)
+        # Mistral Nemo prints the end of an answer in both places, Qwen3.5 only before another message.
+        for text in (shared, own):
+            found = self._cut_at_answer_end(text)
+            if found is not None:
+                return found
+        # Gemma 4 ends a chat behind a call with the token that opens the result: the model writes it, and stops.
+        stops = role not in self._roles and shared == last.rstrip()
+        ending = shared if stops else find_common_start(own, last, self._tokens).rstrip()
+        if not self._next_header_ends or role in self._roles:
             return ending
-        token = find_opening_token(after[len(ending) :], self._tokens)
-        if kind == "assistant" and role == "user" and token and not (last or "").strip():
-            self._next_header_ends = True
-        return ending + token
+        # GLM-4.6 ends a call, as an answer, by the token that opens the next message.
+        return ending + find_opening_token(after[len(ending) :], self._tokens)
 
     def _keep_constant_end(self, turn: ProbeTurn, ending: str) -> str:
         r"""Return the part of an ending that is the same in three places, after further exchanges; numbers may differ.
@@ -448,16 +474,15 @@ class FrameLearner:
 
     def _list_answer_ends(self) -> list[str]:
         """Return the ends of answers that others follow, and the last token of each, longest first."""
-        known = self._followed_answer_ends | {
-            cut_at_last_token(end, self._tokens) for end in self._followed_answer_ends
-        }
+        known = self._answer_ends | {cut_at_last_token(end, self._tokens) for end in self._answer_ends}
         return sorted((end for end in known if end), key=lambda end: (-len(end), end))
 
-    def _find_last_end(self, turn: ProbeTurn, kind: str) -> str | None:
-        shown = replace_call_ids(turn.ending, turn.ids)
+    def _find_last_end(self, turn: ProbeTurn) -> str | None:
+        """Return the end of a turn that ends a chat; None if the template prints none there."""
+        kind, shown = turn.last_kind, replace_call_ids(turn.ending, turn.ids)
         shown = shown[measure_json_closing(shown, 0) :] if kind == "tool_call" else shown
         common_role = "tool" if kind == "tool_call" else "user"
-        others = [role for one, role in self._ends if one == kind and role not in {common_role, "", *self._roles}]
+        others = sorted(role for one, role in self._ends if one == kind and role not in {common_role, "", *self._roles})
         for role in (common_role, *others):
             known = (end for end in self._ends.get((kind, role), ()) if end and shown.startswith(end))
             same = max(known, key=len, default=None)

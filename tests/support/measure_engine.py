@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 from docs.generate.reference import TITLES
 
@@ -22,6 +23,13 @@ READ_PAGES = ("README.md", "configs/**/*.yaml", "docs/tutorial.md", "docs/how-to
               "docs/coming-from/*.md", "docs/*.md", "tests/**/*.yaml")  # fmt: skip
 """Where a person meets an option; the generated reference, which has them all, is not among them."""
 GENERATED = {"reference.md", "walk.md", "reasons.md"}
+REQUIRED_BASES = ("PartInputs", "Details")
+"""Bases of dataclasses that the contracts of the engine demand, however often one is made.
+
+A function over parts takes one frozen dataclass, whose digest is the fingerprint of the part (`parts/functions.py`);
+counts and details of a part are stored by the name of their class and add up field by field (`schema/counts.py`).
+Where one stage alone maps the function or counts the thing, one place makes it.
+"""
 
 
 def parse_engine() -> dict[Path, ast.Module]:
@@ -41,16 +49,36 @@ def list_long_functions(modules: dict[Path, ast.Module]) -> list[tuple[int, str]
     return sorted((one for one in found if one[0] > LONG_FUNCTION), reverse=True)
 
 
-def count_dataclasses(modules: dict[Path, ast.Module]) -> tuple[int, int]:
-    """Return how many dataclasses are made in exactly one place, and how many there are."""
-    classes, calls = set[str](), Counter[str]()
-    for tree in modules.values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(one) for one in node.decorator_list):
-                classes.add(node.name)
-            elif isinstance(node, ast.Call):
-                calls[ast.unparse(node.func).rpartition(".")[2]] += 1
-    return sum(calls[name] == 1 for name in classes), len(classes)
+def list_single_dataclasses(modules: dict[Path, ast.Module]) -> tuple[list[str], int, int]:
+    """Return the dataclasses made in exactly one place, how many more are because they must be, and all there are.
+
+    A call of a class method that makes one, such as `Share.parse(text)`, is a place that makes it; `cls` in it is not.
+    """
+    nodes = [(path, node) for path, tree in modules.items() for node in ast.walk(tree)]
+    classes, bases, makers = dict[str, str](), dict[str, list[str]](), set[str]()
+    for path, node in nodes:
+        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(one) for one in node.decorator_list):
+            classes[node.name] = f"{path}:{node.lineno} {node.name}"
+            bases[node.name] = [ast.unparse(base).partition("[")[0] for base in node.bases]
+            makers.update(f"{node.name}.{one.name}" for one in node.body if _makes_own_class(one))
+    places = Counter[str]()
+    for _, node in nodes:
+        if isinstance(node, ast.Call):
+            owner, _, name = ast.unparse(node.func).rpartition(".")
+            owner = owner.rpartition(".")[2]
+            places[owner if f"{owner}.{name}" in makers else name] += 1
+
+    def is_required(name: str) -> bool:
+        return name in REQUIRED_BASES or any(is_required(base) for base in bases.get(name, []))
+
+    single = [name for name in classes if places[name] == 1]
+    free = [classes[name] for name in single if not is_required(name)]
+    return free, len(single) - len(free), len(classes)
+
+
+def _makes_own_class(node: ast.stmt) -> TypeGuard[ast.FunctionDef]:
+    calls = [one for one in ast.walk(node) if isinstance(one, ast.Call)]
+    return isinstance(node, ast.FunctionDef) and any(ast.unparse(one.func) == "cls" for one in calls)
 
 
 def list_options() -> Iterator[tuple[str, str]]:
@@ -72,14 +100,12 @@ def main() -> None:
     """Print every measure."""
     modules = parse_engine()
     lines = sum(len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in modules)
-    long, (once, classes), (hidden, options) = (
-        list_long_functions(modules),
-        count_dataclasses(modules),
-        list_hidden_options(),
-    )
+    long, (hidden, options) = list_long_functions(modules), list_hidden_options()
+    single, required, classes = list_single_dataclasses(modules)
     print(f"{lines:,} lines in {len(modules)} files, without the viewer")
     print(f"{len(long)} functions over {LONG_FUNCTION} lines:", *(f"\n  {size} {name}" for size, name in long))
-    print(f"{once} of {classes} dataclasses are made in one place")
+    print(f"{len(single)} of {classes} dataclasses are made in one place:", *(f"\n  {one}" for one in single))
+    print(f"{required} more are inputs, counts or details of parts, of which each is a class")
     print(f"{len(hidden)} of {options} options are on no page but the reference:", ", ".join(hidden))
 
 

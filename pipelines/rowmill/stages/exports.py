@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from rowmill.core.arrays import (
     Ints,
@@ -151,17 +152,9 @@ _SEGMENT_DTYPE = np.dtype([("hash", "V16"), ("trained", "<i8")])
 """A worker's result for each segment: its content hash and its number of targets."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ExportShards:
-    """What all jobs of an export read: shards with the numbers of their first segments."""
-
-    copies: ShardCopies
-    first_segments: Ints
-
-
-def measure_segments(shard: NumberedShard, opened: ExportShards) -> bytes:
+def measure_segments(shard: NumberedShard, copies: ShardCopies) -> bytes:
     """Return the content hash and the targets of each segment of a shard; leave a copy for the jobs of this host."""
-    segments = opened.copies.read(shard)
+    segments = copies.read(shard)
     measured = np.empty(len(segments.offsets) - 1, _SEGMENT_DTYPE)
     hashes = b"".join(one.to_bytes(16, "little") for one in native.hash_segments(segments))
     measured["hash"] = np.frombuffer(hashes, "V16")
@@ -170,37 +163,50 @@ def measure_segments(shard: NumberedShard, opened: ExportShards) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _ExportTask:
-    """One job of an export: segments by their number over all shards, and the folder in the store."""
+class ExportWriter:
+    """Writes jobs of an export to the folder `at` of the store, from the shards' copies on its host.
+
+    `first_segments` int64[S] is the number of each shard's first segment; jobs name segments over all shards.
+    """
 
     export: Export
-    job: ExportJob
-    at: str
     context: ExportContext
+    at: str
+    copies: ShardCopies
+    first_segments: Ints
+
+    def write(self, job: ExportJob) -> tuple[list[WrittenFile], int]:
+        """Write one job's files; return them with their digests, and the content hash of the written segments."""
+        # This host's copies of the shards, of which those that hold the job's segments are there.
+        self.copies.require(find_distinct(np.searchsorted(self.first_segments, job.segments, "right") - 1).tolist())
+        copies = self.copies.files
+        found = 0
+
+        def chunks() -> Iterator[SequenceBatch]:
+            nonlocal found
+            for segments, offsets in job.chunks(self.export.rows_at_once(self.context)):
+                chunk = take_segments(copies, self.first_segments, segments, offsets)
+                require_valid_tokens(chunk, vocab_size=self.context.vocab_size, where=f"exports.{self.export.name}")
+                found += sum(native.hash_segments(chunk))
+                yield chunk
+
+        with self.copies.scratch.open_folder() as folder:
+            (folder / DATA_FOLDER).mkdir()
+            written = self.export.write(job, chunks(), folder, self.context)
+            files = _publish_written_files(Store(self.copies.root), folder, written, self.at)
+        return files, found % HASH_MODULUS
+
+    def finish(self, store: Store, files: list[WrittenFile]) -> list[WrittenFile]:
+        """Write what the export adds once the files of all jobs are there; return all files."""
+        with self.copies.scratch.open_folder() as folder:
+            (folder / DATA_FOLDER).mkdir()
+            last = self.export.finish(folder, files, self.context)
+            return files + _publish_written_files(store, folder, last, self.at)
 
 
-def write_export_job(task: _ExportTask, opened: ExportShards) -> tuple[list[WrittenFile], int]:
-    """Write one job's files; return them with their digests, and the content hash of the written segments."""
-    # This host's copies of the shards, of which those that hold the job's segments are there.
-    opened.copies.require(
-        find_distinct(np.searchsorted(opened.first_segments, task.job.segments, "right") - 1).tolist()
-    )
-    copies = opened.copies.files
-    found = 0
-
-    def chunks() -> Iterator[SequenceBatch]:
-        nonlocal found
-        for segments, offsets in task.job.chunks(task.export.rows_at_once(task.context)):
-            chunk = take_segments(copies, opened.first_segments, segments, offsets)
-            require_valid_tokens(chunk, vocab_size=task.context.vocab_size, where=f"exports.{task.export.name}")
-            found += sum(native.hash_segments(chunk))
-            yield chunk
-
-    with opened.copies.scratch.open_folder() as folder:
-        (folder / DATA_FOLDER).mkdir()
-        written = task.export.write(task.job, chunks(), folder, task.context)
-        files = _publish_written_files(Store(opened.copies.root), folder, written, task.at)
-    return files, found % HASH_MODULUS
+def write_export_job(job: ExportJob, writer: ExportWriter) -> tuple[list[WrittenFile], int]:
+    """Write one job's files in a worker."""
+    return writer.write(job)
 
 
 def _publish_written_files(store: Store, folder: Path, written: Sequence[WrittenFile], at: str) -> list[WrittenFile]:
@@ -339,60 +345,62 @@ def _make_export_part(context: StageContext, at: str) -> Part:
             NumberedShard(part.files["shard"], part.get_details(ShardDetails).first_sequence) for part in parts
         )
         copies = ShardCopies(context.store.root, shards, scratch, keeps_padding=False)
-        opened = ExportShards(copies, first_segments)
-        chosen = np.concatenate([segments[job.segments] for job in layout.jobs])
         size = 4 * sum(shard.file.bytes for shard in shards)
-        measured = context.pool.map(measure_segments, shards, size_bytes=size, shared=opened)
-        expected = np.frombuffer(b"".join(measured), _SEGMENT_DTYPE)[chosen]
+        measured = context.pool.map(measure_segments, shards, size_bytes=size, shared=copies)
+        of_segments = np.frombuffer(b"".join(measured), _SEGMENT_DTYPE)
+        jobs = [replace(job, segments=segments[job.segments]) for job in layout.jobs]
+        chosen = of_segments[np.concatenate([job.segments for job in jobs])]
         totals = {
-            "sequences": sum(len(job.sequence_offsets) - 1 for job in layout.jobs),
+            "sequences": sum(len(job.sequence_offsets) - 1 for job in jobs),
             "segments": len(chosen),
             "tokens": sum(int(index.lengths[job.segments].sum()) for job in layout.jobs),
-            "trained_tokens": int(expected["trained"].sum()),
+            "trained_tokens": int(chosen["trained"].sum()),
         }
-        # Limbs of 32 bits added in 64: exact for four billion segments, without an integer object for each.
-        limbs = np.frombuffer(expected["hash"].tobytes(), "<u4").reshape(-1, 4).sum(axis=0, dtype=np.uint64)
-        content = format_content_hash(sum(int(limb) << (32 * i) for i, limb in enumerate(limbs)) % HASH_MODULUS)
+        content = _add_up_hashes(chosen["hash"])
         card = build_export_card(context, export, layout, totals, content)
         text = base.encode_json(card)
-        export_context = replace(index.context, card=text.decode())
-        tasks = [
-            _ExportTask(export, replace(job, segments=segments[job.segments]), at, export_context)
-            for job in layout.jobs
-        ]
+        writer = ExportWriter(export, replace(index.context, card=text.decode()), at, copies, first_segments)
         # Leftovers of a build that was killed.
         if context.store.exists(at):
             context.store.remove(at)
         files: list[WrittenFile] = []
         total = 0
-        for own, of_job in context.pool.map(write_export_job, tasks, size_bytes=4 * totals["tokens"], shared=opened):
+        for own, of_job in context.pool.map(write_export_job, jobs, size_bytes=4 * totals["tokens"], shared=writer):
             files += own
             total += of_job
-        with scratch.open_folder() as folder:
-            (folder / DATA_FOLDER).mkdir()
-            last = export.finish(folder, files, export_context)
-            files += _publish_written_files(context.store, folder, last, at)
-        found = format_content_hash(total)
-        counts = ExportCounts(
-            **totals,
-            left_out_by_state=dict(layout.left_out),
-            files=len(files),
-            size_bytes=sum(file.size_bytes for file in files),
-            content_hash=content,
-            is_unequal=found != content or sum(file.trained_tokens for file in files) != totals["trained_tokens"],
-        )
-        # Card and manifest are written last of all.
-        published = {
-            file.path: File(f"{at}/{file.path}", file.size_bytes, file.digest, file.segments) for file in files
-        }
-        for name, written in ((CARD_FILE, text), (MANIFEST_FILE, base.encode_manifest(files, text))):
-            published[name] = context.store.put(f"{at}/{name}", written)
-        return Part(
-            _fingerprint_export(context),
-            published,
-            counts=CountSet.of(counts).to_json(),
-            details={ExportDetails.__name__: ExportDetails(card=card).to_json()},
-        )
+        files = writer.finish(context.store, files)
+    found = format_content_hash(total)
+    counts = ExportCounts(
+        **totals,
+        left_out_by_state=dict(layout.left_out),
+        files=len(files),
+        size_bytes=sum(file.size_bytes for file in files),
+        content_hash=content,
+        is_unequal=found != content or sum(file.trained_tokens for file in files) != totals["trained_tokens"],
+    )
+    return Part(
+        _fingerprint_export(context),
+        _publish_export(context.store, at, files, text),
+        counts=CountSet.of(counts).to_json(),
+        details={ExportDetails.__name__: ExportDetails(card=card).to_json()},
+    )
+
+
+def _add_up_hashes(hashes: NDArray[Any]) -> str:
+    """Return the content hash of segments, of `hashes` V16[N].
+
+    Limbs of 32 bits added in 64: exact for four billion segments, without an integer object for each.
+    """
+    limbs = np.frombuffer(hashes.tobytes(), "<u4").reshape(-1, 4).sum(axis=0, dtype=np.uint64)
+    return format_content_hash(sum(int(limb) << (32 * i) for i, limb in enumerate(limbs)) % HASH_MODULUS)
+
+
+def _publish_export(store: Store, at: str, files: Sequence[WrittenFile], card: bytes) -> dict[str, File]:
+    """Write card and manifest, last of all: a folder with a manifest is complete; return all files by their paths."""
+    published = {file.path: File(f"{at}/{file.path}", file.size_bytes, file.digest, file.segments) for file in files}
+    for name, written in ((CARD_FILE, card), (MANIFEST_FILE, base.encode_manifest(files, card))):
+        published[name] = store.put(f"{at}/{name}", written)
+    return published
 
 
 def locate_export(output: Manifest) -> str:

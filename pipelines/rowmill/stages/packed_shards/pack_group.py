@@ -75,6 +75,7 @@ from rowmill.stages.packed_shards.split_plans import (
     SIDE_LENGTHS,
     SURPLUS_CODE,
     ExampleLengths,
+    LeftOutExample,
     PackingRules,
     SplitPlan,
     find_left_out,
@@ -387,30 +388,52 @@ class ShardWriter:
 
     def write_shard(self, cut: ShardCut) -> WrittenShard:
         """Write one shard and its lineage; several may be written at once."""
-        inputs, split, name, plan = self.inputs, cut.split, cut.name, cut.plan
-        store, folder, ignored = self.place.store, self.place.folder, inputs.rules.packing.ignore_token_id
-        group_rows = native.count_group_rows(inputs.rules.seq_len)
+        store, folder, plan = self.place.store, self.place.folder, cut.plan
         table = self._gather(plan)
-        if inputs.rules.packing.layout == "copied":
-            content = native.encode_native_shard(table, inputs.card, group_rows=group_rows)
-        else:
-            numbers = np.searchsorted(self.first_rows, plan.examples, "right") - 1
-            used, files = np.unique(numbers, return_inverse=True)
-            references = ExampleReferences(
-                files=tuple(inputs.files[number] for number in used.tolist()),
-                weighted=WEIGHT_COLUMN in self.tokens.values,
-                token_fields=tuple(
-                    (name, str(values.dtype), values.shape[1] if values.ndim == 2 else 0)
-                    for name, values in self.tokens.values.items()
-                    if name != WEIGHT_COLUMN
-                ),
-                ignore_token_id=ignored,
-                pad_id=inputs.pad_id,
-            )
-            names = list_token_columns(self.tokens.values)
-            index = drop_tokens(table, files, plan.examples - self.first_rows[numbers], names)
-            content = native.encode_native_shard(index, inputs.card, group_rows=group_rows, references=references)
-        shard = store.put(f"{folder}/data/{split}/{name}.parquet", content, table.num_rows)
+        shard = store.put(f"{folder}/data/{cut.split}/{cut.name}.parquet", self._encode(table, plan), table.num_rows)
+        lineage = self._list_segments(table, cut)
+        segments = write_table(store, f"{folder}/segments/{cut.split}-{cut.name}.arrow", lineage)
+        domains: list[str] = []
+        if DOMAIN_COLUMN in table.column_names:
+            domains = table.column(DOMAIN_COLUMN).combine_chunks().flatten().unique().drop_null().to_pylist()
+        details = ShardDetails(
+            split=cut.split,
+            first_sequence=cut.first_sequence,
+            sequences=table.num_rows,
+            segments=len(plan.examples),
+            tokens=int(plan.ranges[:, 1].sum()),
+            trained_tokens=int(table.column("trained_tokens").to_numpy().sum()),
+            padding=int(list_padding_tokens(table).sum()),
+            domains=tuple(sorted(domains)),
+        )
+        return WrittenShard(shard, segments, details)
+
+    def _encode(self, table: pa.Table, plan: SequencePlan) -> bytes:
+        """Encode a shard by `packing.layout`: with its tokens, or with references to the files that have them."""
+        inputs, packing = self.inputs, self.inputs.rules.packing
+        group_rows = native.count_group_rows(inputs.rules.seq_len)
+        if packing.layout == "copied":
+            return native.encode_native_shard(table, inputs.card, group_rows=group_rows)
+        numbers = np.searchsorted(self.first_rows, plan.examples, "right") - 1
+        used, files = np.unique(numbers, return_inverse=True)
+        references = ExampleReferences(
+            files=tuple(inputs.files[number] for number in used.tolist()),
+            weighted=WEIGHT_COLUMN in self.tokens.values,
+            token_fields=tuple(
+                (name, str(values.dtype), values.shape[1] if values.ndim == 2 else 0)
+                for name, values in self.tokens.values.items()
+                if name != WEIGHT_COLUMN
+            ),
+            ignore_token_id=packing.ignore_token_id,
+            pad_id=inputs.pad_id,
+        )
+        names = list_token_columns(self.tokens.values)
+        index = drop_tokens(table, files, plan.examples - self.first_rows[numbers], names)
+        return native.encode_native_shard(index, inputs.card, group_rows=group_rows, references=references)
+
+    def _list_segments(self, table: pa.Table, cut: ShardCut) -> pa.Table:
+        """Return the lineage of a shard: the source record of each segment."""
+        inputs, plan = self.inputs, cut.plan
         example_ids = table.column("example_ids").combine_chunks().flatten()
         numbers, starts = np.arange(len(plan.examples)), plan.ranges[:, 0]
         if plan.trees is not None:
@@ -428,24 +451,9 @@ class ShardWriter:
             pa.array(rows.astype(np.int32)), pa.array((numbers - plan.sequence_offsets[rows]).astype(np.int32)),
             example_ids, row_ids, urls.take(named.indices),
             pa.array(firsts[named.indices.to_numpy()] + records.cast(pa.int64()).to_numpy()),
-            pa.array(starts), pa.array(plan.ranges[numbers, 1]), pa.repeat(pa.scalar(split), len(row_ids)),
+            pa.array(starts), pa.array(plan.ranges[numbers, 1]), pa.repeat(pa.scalar(cut.split), len(row_ids)),
         ]  # fmt: skip
-        lineage = pa.Table.from_arrays(columns, schema=SEGMENTS)
-        segments = write_table(store, f"{folder}/segments/{split}-{name}.arrow", lineage)
-        domains: list[str] = []
-        if DOMAIN_COLUMN in table.column_names:
-            domains = table.column(DOMAIN_COLUMN).combine_chunks().flatten().unique().drop_null().to_pylist()
-        details = ShardDetails(
-            split=split,
-            first_sequence=cut.first_sequence,
-            sequences=table.num_rows,
-            segments=len(plan.examples),
-            tokens=int(plan.ranges[:, 1].sum()),
-            trained_tokens=int(table.column("trained_tokens").to_numpy().sum()),
-            padding=int(list_padding_tokens(table).sum()),
-            domains=tuple(sorted(domains)),
-        )
-        return WrittenShard(shard, segments, details)
+        return pa.Table.from_arrays(columns, schema=SEGMENTS)
 
     def _gather(self, plan: SequencePlan) -> pa.Table:
         tokens, inputs, packing = self.tokens, self.inputs, self.inputs.rules.packing
@@ -577,6 +585,32 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
         again = (drop_padding(read_sequences(store, shard)) for shard in paired)
         pairs = [counts for table in again if (counts := count_damaged_pairs(table, tokens.own)) is not None]
     joined = join_hashes([hashes for _, hashes in back])
+    details = tuple(written.details for written in shards)
+    shared = sum(int(one.plan.whole.tokens.sum() - one.plan.tokens.sum()) for one in plans)
+    counts = replace(
+        _count_examples(inputs, lengths, plans, left, stored_tokens=sum(shard.tokens for shard in details) + shared),
+        damaged_files=sum(damaged for damaged, _ in back),
+        content_hash=format_content_hash(joined.sum_content(np.arange(len(joined.tokens)))),
+        planned_hash=format_content_hash(expected),
+    )
+    of_shards = [shard.count(seq_len=inputs.rules.seq_len) for shard in details]
+    saved = [SharedPrefixCounts(tokens_shared=shared)] if inputs.rules.packing.share_prefixes else []
+    for i, (cut, written, (_, table)) in enumerate(zip(cuts, shards, back, strict=True)):
+        hashes = write_table(store, f"{place.folder}/sequences/{cut.split}-{cut.name}.arrow", table)
+        files |= {f"shard-{i:05d}": written.shard, f"segments-{i:05d}": written.segments, f"sequences-{i:05d}": hashes}
+    return PartResult(files, counts=[counts, *of_shards, *saved, *pairs], details=[PackGroupDetails(shards=details)])
+
+
+def _count_examples(
+    inputs: PackGroupInputs,
+    lengths: ExampleLengths,
+    plans: Sequence[SplitPlan],
+    left: Sequence[LeftOutExample],
+    *,
+    stored_tokens: int,
+) -> PackingCounts:
+    """Count a group's own examples, and what of them is in no sequence; `stored_tokens` are in one."""
+    own_examples = int(lengths.first_rows[inputs.own])
     is_rejected = [one.state == REJECTED for one in left]
     reasons = Counter(one.reason for one in compress(left, is_rejected))
     # Of those that are kept, only some tokens are left out.
@@ -588,10 +622,7 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
         entered &= splits != VALIDATION_CODE
     tails = sum(min(int(lengths.trained[one.number]), one.tokens) for one in left if one.state == "tail")
     counted = entered | (splits == SURPLUS_CODE)
-    details = tuple(written.details for written in shards)
-    shared = sum(int(one.plan.whole.tokens.sum() - one.plan.tokens.sum()) for one in plans)
-    read = int(lengths.tokens[:own_examples][counted].sum())
-    counts = PackingCounts(
+    return PackingCounts(
         pack_groups=1,
         examples=int(counted.sum()),
         examples_by_split={split: int((splits[entered] == code).sum()) for code, split in enumerate(SPLITS)},
@@ -600,20 +631,11 @@ def pack_group(inputs: PackGroupInputs, place: PartPlace) -> PartResult:
         reasons=dict(sorted(reasons.items())),
         left_out=dict(sorted(states.items())),
         lost_trained_tokens=sum(plan.trained_lost for plan in plans) + tails,
-        tokens_left_out=read - sum(shard.tokens for shard in details) - shared,
+        tokens_left_out=int(lengths.tokens[:own_examples][counted].sum()) - stored_tokens,
         sequences_by_fill=_count_fill(plans, inputs.rules.seq_len),
         unlimited_sequences=sum(_count_unlimited(inputs.rules, lengths, plan) for plan in plans),
         is_padded=inputs.pad_id is not None,
-        damaged_files=sum(damaged for damaged, _ in back),
-        content_hash=format_content_hash(joined.sum_content(np.arange(len(joined.tokens)))),
-        planned_hash=format_content_hash(expected),
     )
-    of_shards = [shard.count(seq_len=inputs.rules.seq_len) for shard in details]
-    saved = [SharedPrefixCounts(tokens_shared=shared)] if inputs.rules.packing.share_prefixes else []
-    for i, (cut, written, (_, table)) in enumerate(zip(cuts, shards, back, strict=True)):
-        hashes = write_table(store, f"{place.folder}/sequences/{cut.split}-{cut.name}.arrow", table)
-        files |= {f"shard-{i:05d}": written.shard, f"segments-{i:05d}": written.segments, f"sequences-{i:05d}": hashes}
-    return PartResult(files, counts=[counts, *of_shards, *saved, *pairs], details=[PackGroupDetails(shards=details)])
 
 
 def _count_fill(plans: Sequence[SplitPlan], seq_len: int) -> dict[str, int]:

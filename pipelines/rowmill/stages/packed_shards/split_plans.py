@@ -287,18 +287,7 @@ def hold_out_validation(context: StageContext, rules: PackingRules, wanted: int)
         )
     files = context.input(TOKENIZED_EXAMPLES).files("examples")
     lengths = _read_lengths(context, files, rules)
-    canonical = load_origin(context, context.input(TOKENIZED_EXAMPLES), CANONICAL_ROWS)
-    splitter = Splitter(context.dataset.splits, by_group=context.dataset.format.has_groups(context.dataset))
-    # Of each part the ids of its rows, the numbers that `splits` gives their groups, and the row of each example.
-    rows: list[tuple[pa.Array, NDArray[np.uint64], Ints]] = []
-    for row_file, example_file in zip(canonical.files("rows"), files, strict=True):
-        table = context.store.table(row_file, ["row_id", "group_key", "content_hash"])
-        keys = zip(table.column("group_key").to_pylist(), table.column("content_hash").to_pylist(), strict=True)
-        hashes = np.array([splitter.hash_unit(group, content) for group, content in keys], np.uint64)
-        first_row = pc.list_element(context.store.table(example_file, ["row_ids"]).column(0).combine_chunks(), 0)
-        row_ids = table.column("row_id").combine_chunks()
-        row_of_example = pc.index_in(first_row, row_ids).to_numpy(zero_copy_only=False).astype(np.int64)
-        rows.append((row_ids, hashes, row_of_example))
+    rows = _read_part_rows(context, files)
     u = np.concatenate([np.empty(0, np.uint64), *(hashes[of_examples] for _, hashes, of_examples in rows)])
     in_train = lengths.splits == _TRAIN
     train = np.flatnonzero(in_train)
@@ -327,16 +316,7 @@ def hold_out_validation(context: StageContext, rules: PackingRules, wanted: int)
     examples = np.searchsorted(held_examples, first.examples)
     planned = np.bincount(examples, weights=first.ranges[:, 1], minlength=len(held_examples)).astype(np.int64)
     held_rejects = {reason: np.searchsorted(held_examples, numbers) for reason, numbers in whole.rejected.items()}
-    # The rows of all groups that were held out, rejected ones too: none of them may count as train.
-    last = u[chosen].max()
-    tables: list[pa.Table] = []
-    for number, (row_ids, hashes, of_examples) in enumerate(rows):
-        own = splits[lengths.first_rows[number] : lengths.first_rows[number + 1]]
-        shown = np.zeros(len(hashes), np.bool_)
-        shown[of_examples[own == _VALIDATION]] = True
-        gone = np.flatnonzero(hashes <= last)
-        names = np.where(shown[gone], "validation", "surplus")
-        tables.append(pa.table([row_ids.take(pa.array(gone)), pa.array(names, pa.string())], schema=MOVED_SCHEMA))
+    of_parts = np.split(splits, lengths.first_rows[1:-1])
     return HeldOutValidation(
         splits=splits,
         first_rows=lengths.first_rows,
@@ -348,8 +328,43 @@ def hold_out_validation(context: StageContext, rules: PackingRules, wanted: int)
             left=lengths.tokens[held_examples] - planned,
             rejected=held_rejects,
         ),
-        moved=pa.concat_tables(tables) if tables else MOVED_SCHEMA.empty_table(),
+        moved=_list_moved_rows(rows, of_parts, u[chosen].max()),
     )
+
+
+_PartRows = tuple[pa.Array, NDArray[np.uint64], Ints]
+"""The ids of a part's rows, the numbers that `splits` gives their groups, and the row of each example."""
+
+
+def _read_part_rows(context: StageContext, files: Sequence[File]) -> list[_PartRows]:
+    """Read the rows of each part of the examples in `files`."""
+    canonical = load_origin(context, context.input(TOKENIZED_EXAMPLES), CANONICAL_ROWS)
+    splitter = Splitter(context.dataset.splits, by_group=context.dataset.format.has_groups(context.dataset))
+    rows: list[_PartRows] = []
+    for row_file, example_file in zip(canonical.files("rows"), files, strict=True):
+        table = context.store.table(row_file, ["row_id", "group_key", "content_hash"])
+        keys = zip(table.column("group_key").to_pylist(), table.column("content_hash").to_pylist(), strict=True)
+        hashes = np.array([splitter.hash_unit(group, content) for group, content in keys], np.uint64)
+        first_row = pc.list_element(context.store.table(example_file, ["row_ids"]).column(0).combine_chunks(), 0)
+        row_ids = table.column("row_id").combine_chunks()
+        row_of_example = pc.index_in(first_row, row_ids).to_numpy(zero_copy_only=False).astype(np.int64)
+        rows.append((row_ids, hashes, row_of_example))
+    return rows
+
+
+def _list_moved_rows(rows: Sequence[_PartRows], splits: Sequence[NDArray[np.int8]], last_group: np.uint64) -> pa.Table:
+    """List the rows of all groups up to `last_group`, rejected ones too: none of them may count as train.
+
+    `splits` are those of each part's examples.
+    """
+    tables: list[pa.Table] = []
+    for (row_ids, hashes, of_examples), own in zip(rows, splits, strict=True):
+        shown = np.zeros(len(hashes), np.bool_)
+        shown[of_examples[own == _VALIDATION]] = True
+        gone = np.flatnonzero(hashes <= last_group)
+        names = np.where(shown[gone], "validation", "surplus")
+        tables.append(pa.table([row_ids.take(pa.array(gone)), pa.array(names, pa.string())], schema=MOVED_SCHEMA))
+    return pa.concat_tables(tables)
 
 
 def hold_out_groups(

@@ -257,115 +257,125 @@ def log_to_wandb(tracker: WandbTracker, record: BuildRecord, folder: Path) -> st
 def send_to_openlineage(tracker: OpenLineageTracker, record: BuildRecord) -> str:
     """Send an event per new stage; return the address that they went to."""
     from openlineage.client import OpenLineageClient
+
+    transport, address = _open_transport(tracker)
+    client = OpenLineageClient(transport=transport)
+    for name in record.new:
+        client.emit(_make_run_event(record, record.stages[name], tracker.namespace))
+    return address
+
+
+def _open_transport(tracker: OpenLineageTracker) -> tuple[Any, str]:
+    """Return what sends events to the tracker's file or server, and its address."""
+    from openlineage.client.transport.file import FileConfig, FileTransport
+    from openlineage.client.transport.http import ApiKeyTokenProvider, HttpConfig, HttpTransport, TokenProvider
+
+    if tracker.url is None:
+        path = Path(str(tracker.file)).absolute()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return FileTransport(FileConfig(str(path), append=True)), str(path)
+    key = {} if tracker.api_key_env is None else {"apiKey": os.environ[tracker.api_key_env]}
+    config = HttpConfig(
+        tracker.url,
+        tracker.endpoint,
+        timeout=REQUEST_TIMEOUT_S,
+        retry={"total": 0},
+        auth=ApiKeyTokenProvider(key) if key else TokenProvider({}),
+    )
+    return HttpTransport(config), tracker.url
+
+
+def _make_run_event(record: BuildRecord, stage: LoggedStage, namespace: str) -> Any:
+    """Return the event of a stage: a completed run with its tests, what it read, and what it wrote."""
     from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
     from openlineage.client.facet_v2 import (
-        data_quality_assertions_dataset,
-        dataset_version_dataset,
         documentation_job,
         job_type_job,
         output_statistics_output_dataset,
         processing_engine_run,
-        schema_dataset,
         test_run,
     )
-    from openlineage.client.transport.file import FileConfig, FileTransport
-    from openlineage.client.transport.http import ApiKeyTokenProvider, HttpConfig, HttpTransport, TokenProvider
     from openlineage.client.uuid import generate_static_uuid
 
-    producer = f"urn:rowmill:{record.rowmill}"
-
-    def describe_dataset(stage: LoggedStage) -> dict[str, Any]:
-        columns = [schema_dataset.SchemaDatasetFacetFields(name, kind) for name, kind in stage.schema]
-        return {
-            "version": dataset_version_dataset.DatasetVersionDatasetFacet(stage.version),
-            **({"schema": schema_dataset.SchemaDatasetFacet(columns)} if columns else {}),
-        }
-
-    def read_stage(stage: LoggedStage) -> InputDataset:
-        assertions = [
-            data_quality_assertions_dataset.Assertion(
-                check.name, check.outcome == "passed", severity="error" if check.severity == "error" else "warn"
+    statuses = {"passed": "pass", "failed": "fail", "not_applicable": "skip"}
+    tests = [
+        test_run.TestExecution(
+            check.name,
+            statuses[check.outcome],
+            severity="error" if check.severity == "error" else "warn",
+            description=check.what,
+            expected=check.wanted,
+            actual=check.measured,
+        )
+        for check in stage.checks
+    ]
+    built_at = datetime.fromisoformat(stage.built_at)
+    identity = f"{stage.name}@{stage.version}@{stage.fingerprint}"
+    written = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+        rowCount=stage.rows, size=stage.bytes, fileCount=stage.files
+    )
+    return RunEvent(
+        eventType=RunState.COMPLETE,
+        eventTime=stage.built_at,
+        producer=f"urn:rowmill:{record.rowmill}",
+        run=Run(
+            str(generate_static_uuid(built_at, identity.encode())),
+            {
+                "processing_engine": processing_engine_run.ProcessingEngineRunFacet(record.rowmill, "rowmill"),
+                **({"test": test_run.TestRunFacet(tests)} if tests else {}),
+            },
+        ),
+        job=Job(
+            namespace,
+            stage.name,
+            {
+                "documentation": documentation_job.DocumentationJobFacet(stage.description),
+                "jobType": job_type_job.JobTypeJobFacet("BATCH", "ROWMILL", "STAGE"),
+            },
+        ),
+        inputs=[
+            *(InputDataset(*_name_dataset(source)) for source in stage.sources),
+            *(_describe_input(record.stages[name]) for name in stage.inputs),
+        ],
+        outputs=[
+            OutputDataset(
+                *_name_dataset(stage.address),
+                facets=_describe_output(stage),
+                outputFacets={"outputStatistics": written},
             )
-            for check in stage.checks
-            if check.outcome != "not_applicable"
-        ]
-        facet = data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(assertions)
-        return InputDataset(
-            *_name_dataset(stage.address),
-            facets=describe_dataset(stage),
-            inputFacets={"dataQualityAssertions": facet} if assertions else {},
-        )
+        ],
+    )
 
-    def make_event(stage: LoggedStage) -> RunEvent:
-        statuses = {"passed": "pass", "failed": "fail", "not_applicable": "skip"}
-        tests = [
-            test_run.TestExecution(
-                check.name,
-                statuses[check.outcome],
-                severity="error" if check.severity == "error" else "warn",
-                description=check.what,
-                expected=check.wanted,
-                actual=check.measured,
-            )
-            for check in stage.checks
-        ]
-        built_at = datetime.fromisoformat(stage.built_at)
-        identity = f"{stage.name}@{stage.version}@{stage.fingerprint}"
-        written = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
-            rowCount=stage.rows, size=stage.bytes, fileCount=stage.files
-        )
-        return RunEvent(
-            eventType=RunState.COMPLETE,
-            eventTime=stage.built_at,
-            producer=producer,
-            run=Run(
-                str(generate_static_uuid(built_at, identity.encode())),
-                {
-                    "processing_engine": processing_engine_run.ProcessingEngineRunFacet(record.rowmill, "rowmill"),
-                    **({"test": test_run.TestRunFacet(tests)} if tests else {}),
-                },
-            ),
-            job=Job(
-                tracker.namespace,
-                stage.name,
-                {
-                    "documentation": documentation_job.DocumentationJobFacet(stage.description),
-                    "jobType": job_type_job.JobTypeJobFacet("BATCH", "ROWMILL", "STAGE"),
-                },
-            ),
-            inputs=[
-                *(InputDataset(*_name_dataset(source)) for source in stage.sources),
-                *(read_stage(record.stages[name]) for name in stage.inputs),
-            ],
-            outputs=[
-                OutputDataset(
-                    *_name_dataset(stage.address),
-                    facets=describe_dataset(stage),
-                    outputFacets={"outputStatistics": written},
-                )
-            ],
-        )
 
-    if tracker.url is None:
-        target = str(Path(str(tracker.file)).absolute())
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
-        transport = FileTransport(FileConfig(target, append=True))
-    else:
-        target = tracker.url
-        key = {} if tracker.api_key_env is None else {"apiKey": os.environ[tracker.api_key_env]}
-        transport = HttpTransport(
-            HttpConfig(
-                target,
-                tracker.endpoint,
-                timeout=REQUEST_TIMEOUT_S,
-                retry={"total": 0},
-                auth=ApiKeyTokenProvider(key) if key else TokenProvider({}),
-            )
+def _describe_input(stage: LoggedStage) -> Any:
+    """Return a stage's output as the input of another one, with the results of its checks."""
+    from openlineage.client.event_v2 import InputDataset
+    from openlineage.client.facet_v2 import data_quality_assertions_dataset
+
+    assertions = [
+        data_quality_assertions_dataset.Assertion(
+            check.name, check.outcome == "passed", severity="error" if check.severity == "error" else "warn"
         )
-    client = OpenLineageClient(transport=transport)
-    for name in record.new:
-        client.emit(make_event(record.stages[name]))
-    return target
+        for check in stage.checks
+        if check.outcome != "not_applicable"
+    ]
+    facet = data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(assertions)
+    return InputDataset(
+        *_name_dataset(stage.address),
+        facets=_describe_output(stage),
+        inputFacets={"dataQualityAssertions": facet} if assertions else {},
+    )
+
+
+def _describe_output(stage: LoggedStage) -> dict[str, Any]:
+    """Return the version and the columns of a stage's output."""
+    from openlineage.client.facet_v2 import dataset_version_dataset, schema_dataset
+
+    columns = [schema_dataset.SchemaDatasetFacetFields(name, kind) for name, kind in stage.schema]
+    return {
+        "version": dataset_version_dataset.DatasetVersionDatasetFacet(stage.version),
+        **({"schema": schema_dataset.SchemaDatasetFacet(columns)} if columns else {}),
+    }
 
 
 def _name_dataset(address: str) -> tuple[str, str]:

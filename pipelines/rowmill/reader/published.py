@@ -5,6 +5,7 @@
   sets  ─► the packed shards of each dataset, by split   ◄── rows of them are what an index names
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -149,21 +150,9 @@ def open_published(store: Store, recipe: str) -> PublishedBuild:
     try:
         ranks = {name: tuple(map(Shard._make, rank["files"])) for name, rank in raw["ranks"].items()}
         world_size, places = int(raw["world_size"]), int(raw["places"])
-        # A rank's folder is self-contained: its facts hold the steps, so the order's own file need not be copied too.
-        facts = f"{next(iter(raw['ranks'].values()))['folder']}/facts.parquet"
         offsets, trained = np.array([0, places]), np.zeros(1, np.int64)
         if raw["has_steps"]:
-            if not store.exists(facts):
-                raise_missing(store.path(facts))
-            table = store.unchecked_table(facts, ("sequences", "step_trained_tokens"))
-            # Every rank of the build has the same number of sequences of a step.
-            sizes = view_numbers(table.column("sequences")).astype(np.int64) * world_size
-            offsets = np.concatenate(([0], np.cumsum(sizes)))
-            trained = view_numbers(table.column("step_trained_tokens"))
-        if int(offsets[-1]) != places:
-            raise IntegrityError(
-                f"{store.path(facts)}: its steps end at place {int(offsets[-1])}; {where} says {places}; build again"
-            )
+            offsets, trained = _read_steps(store, raw, where)
         published = PublishedBuild(
             store=store,
             where=where,
@@ -173,8 +162,8 @@ def open_published(store: Store, recipe: str) -> PublishedBuild:
             ),
             world_size=world_size,
             places=places,
-            step_offsets=offsets.astype(np.int64),
-            step_trained_tokens=trained.astype(np.int64),
+            step_offsets=offsets,
+            step_trained_tokens=trained,
             datasets=tuple(raw["datasets"]),
             ranks=ranks,
             fillers={name: Shard(*rank["filler"]) for name, rank in raw["ranks"].items() if "filler" in rank},
@@ -201,6 +190,25 @@ def open_published(store: Store, recipe: str) -> PublishedBuild:
             f"{published.places} sequences together; build {recipe!r} again"
         )
     return published
+
+
+def _read_steps(store: Store, current: Mapping[str, Any], where: str) -> tuple[Ints, Ints]:
+    """Return the first place of each step and the end, and the targets of each, over all ranks.
+
+    A rank's folder is self-contained: its facts hold the steps, so the order's own file need not be copied too.
+    """
+    facts = f"{next(iter(current['ranks'].values()))['folder']}/facts.parquet"
+    if not store.exists(facts):
+        raise_missing(store.path(facts))
+    table = store.unchecked_table(facts, ("sequences", "step_trained_tokens"))
+    # Every rank of the build has the same number of sequences of a step.
+    sizes = view_numbers(table.column("sequences")).astype(np.int64) * int(current["world_size"])
+    offsets, places = np.concatenate(([0], np.cumsum(sizes))), int(current["places"])
+    if int(offsets[-1]) != places:
+        raise IntegrityError(
+            f"{store.path(facts)}: its steps end at place {int(offsets[-1])}; {where} says {places}; build again"
+        )
+    return offsets.astype(np.int64), view_numbers(table.column("step_trained_tokens")).astype(np.int64)
 
 
 def check_tokenizer(published: PublishedBuild, folder: str | Path) -> None:

@@ -444,16 +444,6 @@ def publish_gpu_partitions(
     if counts.count_unconserved() or counts.ranks != counts.world_size:
         return
     splits = context.inputs[(context.recipe.name, TRAINING_SPLITS)]
-    # Each rank's files: its shards, or its index and the filler that the index may name.
-    ranks: dict[str, dict[str, Any]] = {}
-    for rank, part in zip(rank_names(counts.world_size), output.parts, strict=True):
-        described = {name: [file.path, file.rows, file.digest] for name, file in part.files.items()}
-        ranks[rank] = {
-            "folder": part.files["facts"].path.rsplit("/", 1)[0],
-            "files": [one for name, one in described.items() if name == "index" or name.startswith("data/")],
-            "sequences": part.get_counts(RankCounts).sequences,
-            **({"filler": described["filler"]} if "filler" in described else {}),
-        }
     order = splits.get_counts(OrderCounts)
     packed = {name: context.inputs[(context.recipe.name, name, PACKED_SHARDS)] for name in splits.card["datasets"]}
     first = next(iter(packed.values()))
@@ -488,7 +478,9 @@ def publish_gpu_partitions(
             for result in results
         ],
         "card": {k: v for k, v in first.card.items() if k != "dataset"},
-        "ranks": ranks,
+        "ranks": {
+            rank: _describe_rank(part) for rank, part in zip(rank_names(counts.world_size), output.parts, strict=True)
+        },
     }
     shards = [shard for one in packed.values() for part in one.parts if (shard := part.find_details(ShardDetails))]
     domains = {name for shard in shards for name in shard.domains}
@@ -496,6 +488,17 @@ def publish_gpu_partitions(
         content["domains"] = sorted(domains)
     context.store.write_sealed(f"{context.folder}/current.json", content)
     cross_stage.write_published_counts(context.store, output)
+
+
+def _describe_rank(part: Part) -> dict[str, Any]:
+    """Describe a rank's files: its shards, or its index and the filler that the index may name."""
+    described = {name: [file.path, file.rows, file.digest] for name, file in part.files.items()}
+    return {
+        "folder": part.files["facts"].path.rsplit("/", 1)[0],
+        "files": [one for name, one in described.items() if name == "index" or name.startswith("data/")],
+        "sequences": part.get_counts(RankCounts).sequences,
+        **({"filler": described["filler"]} if "filler" in described else {}),
+    }
 
 
 def _describe_evaluation_set(context: StageContext, name: str, packed: Manifest) -> dict[str, Any]:

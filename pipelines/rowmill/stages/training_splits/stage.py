@@ -388,11 +388,6 @@ def make_training_splits(context: StageContext) -> StageOutput:
         written = write_order(context, source, identity)
         total = sum(sizes.values())
         is_kept, is_remainder = find_sequence_states(context.store, source, written)
-        by_state = {
-            KEPT: int(is_kept.sum()),
-            REMAINDER: int(is_remainder.sum()),
-            NOT_SCHEDULED: int((~is_kept & ~is_remainder).sum()),
-        }
         leaks = leakage.find_leaks(context, packed)
         counts = written.counts + CountSet.of(
             OrderCounts(
@@ -408,7 +403,7 @@ def make_training_splits(context: StageContext) -> StageOutput:
         return StageOutput(
             parts=written.parts,
             counts=counts,
-            ledger=[(state, "", count) for state, count in by_state.items() if count or state == KEPT],
+            ledger=_list_ledger(is_kept, is_remainder),
             tables={
                 "splits": DisplayTable(("dataset", "split", "rows", "sequences", "trained_tokens"), tuple(rows)),
                 "shares": _tabulate_shares(context.recipe, rows),
@@ -426,6 +421,16 @@ def make_training_splits(context: StageContext) -> StageOutput:
             },
             rows_made=total,
         )
+
+
+def _list_ledger(is_kept: Bools, is_remainder: Bools) -> list[tuple[str, str, int]]:
+    """Return the ledger of sequences: in the order, left out with an incomplete step, or in no place of the mixture."""
+    by_state = {
+        KEPT: int(is_kept.sum()),
+        REMAINDER: int(is_remainder.sum()),
+        NOT_SCHEDULED: int((~is_kept & ~is_remainder).sum()),
+    }
+    return [(state, "", count) for state, count in by_state.items() if count or state == KEPT]
 
 
 def _name_load(recipe: Recipe) -> Load:

@@ -273,31 +273,8 @@ class _Card:
         order = view.find_output(None, TRAINING_SPLITS)
         assert order is not None, "ranks are made of an order"
         yield from _render_table(order.tables["splits"].columns, order.tables["splits"].rows)
-        yield "\n## Filters\n"
-        yield "What the recipe asks, and what no stage kept.\n"
-        filters = {name: dataset.filters.model_dump(mode="json") for name, dataset in recipe.datasets.items()}
-        shown_filters = {
-            name: "; ".join(f"{option}: {orjson.dumps(value).decode()}" for option, value in options.items() if value)
-            for name, options in filters.items()
-        }
-        yield from _render_table(("dataset", "filters"), shown_filters.items())
-        left_out = [(name, *line) for name in recipe.datasets for line in view.list_left_out(name)]
-        if left_out:
-            yield ""
-            yield from _render_table(("dataset", "stage", "state", "reason", "records"), left_out)
-        yield "\n## Checks\n"
-        results = [result for step in view.steps for result in view.results[step.key]]
-        counts = Counter(result.outcome for result in results)
-        yield ", ".join(f"{counts[outcome]:,} {outcome}" for outcome in ("passed", "failed", "not_applicable")) + ".\n"
-        columns = ("check", "stage", "value", "wanted", "severity", "outcome")
-        lines = [
-            (one.check, "/".join(one.key[1:]), one.shown, one.wanted, one.severity, one.outcome)
-            for one in sorted(results, key=lambda one: not one.failed)
-            if one.outcome != "not_applicable"
-        ]
-        yield from _render_table(columns, lines)
-        yield "\n## Waivers\n"
-        yield "\n".join(f"- {_escape(waiver)}" for waiver in view.waivers) or "None: no failed check was excused."
+        yield from self._render_filters()
+        yield from self._render_checks()
         yield "\n## Rebuild\n"
         yield (
             f"Save this as `configs/{recipe.name}.yaml`, with the sources where it names them. The same sources give "
@@ -311,6 +288,39 @@ class _Card:
             dumped["tokenizer"].pop("content", None)
         yield f"```yaml\n{yaml.safe_dump(dumped, sort_keys=False, allow_unicode=True)}```\n"
         yield f"```\nrowmill build {recipe.name}   # rowmill {rowmill.__version__}\n```\n"
+
+    def _render_filters(self) -> Iterator[str]:
+        """Yield what was filtered: the options of each dataset, and the records that each stage left out."""
+        view, recipe = self.view, self.view.project.recipe
+        yield "\n## Filters\n"
+        yield "What the recipe asks, and what no stage kept.\n"
+        filters = {name: dataset.filters.model_dump(mode="json") for name, dataset in recipe.datasets.items()}
+        shown_filters = {
+            name: "; ".join(f"{option}: {orjson.dumps(value).decode()}" for option, value in options.items() if value)
+            for name, options in filters.items()
+        }
+        yield from _render_table(("dataset", "filters"), shown_filters.items())
+        left_out = [(name, *line) for name in recipe.datasets for line in view.list_left_out(name)]
+        if left_out:
+            yield ""
+            yield from _render_table(("dataset", "stage", "state", "reason", "records"), left_out)
+
+    def _render_checks(self) -> Iterator[str]:
+        """Yield the results of all checks, failed ones first, and the failures that were excused."""
+        view = self.view
+        yield "\n## Checks\n"
+        results = [result for step in view.steps for result in view.results[step.key]]
+        counts = Counter(result.outcome for result in results)
+        yield ", ".join(f"{counts[outcome]:,} {outcome}" for outcome in ("passed", "failed", "not_applicable")) + ".\n"
+        columns = ("check", "stage", "value", "wanted", "severity", "outcome")
+        lines = [
+            (one.check, "/".join(one.key[1:]), one.shown, one.wanted, one.severity, one.outcome)
+            for one in sorted(results, key=lambda one: not one.failed)
+            if one.outcome != "not_applicable"
+        ]
+        yield from _render_table(columns, lines)
+        yield "\n## Waivers\n"
+        yield "\n".join(f"- {_escape(waiver)}" for waiver in view.waivers) or "None: no failed check was excused."
 
     def _name_source(self, name: str) -> str:
         """Name a source as the recipe does, a dataset of the hub with its commit."""

@@ -163,23 +163,7 @@ def make_stage_asset(
             if step == plan_steps(placed)[0]:
                 for problem in filter(None, find_tracker_problems(placed.recipe.execution.log_to)):
                     context.log.warning(problem)
-            held_version = None if config.version else find_held_version(placed.store, step.key)
-            # A kept version is gated by its own inputs, whatever is current now.
-            if config.version:
-                inputs = {}
-            elif held_version is not None:
-                context.log.warning("%s is %s", "/".join(step.key[1:]), held_version.sentence)
-                inputs = gate.open_held_inputs(placed, held_version)
-            else:
-                inputs = open_asset_inputs(context.instance, placed, chosen)
-            report = runner.run_step(
-                placed,
-                chosen,
-                inputs,
-                version=config.version,
-                progress=LogProgress(context.log.info),
-                run_id=context.run.run_id,
-            )
+            report = run_asset_step(context, placed, chosen, config.version)
             how = "reused" if report.reused else f"made in {arrays.format_seconds(report.seconds)}"
             context.log.info("%s: %s, %s", "/".join(step.key[1:]), how, console.summarize_output(report.manifest))
             for event in iterate_materializations(step, report.manifest):
@@ -201,6 +185,23 @@ def make_stage_asset(
             )
 
     return body
+
+
+def run_asset_step(
+    context: dg.AssetExecutionContext, project: Project, step: Step, version: str | None
+) -> runner.StepReport:
+    """Run a step with the inputs that its asset is to read; with `version`, take that kept version instead."""
+    held_version = None if version else find_held_version(project.store, step.key)
+    # A kept version is gated by its own inputs, whatever is current now.
+    if version:
+        inputs = {}
+    elif held_version is not None:
+        context.log.warning("%s is %s", "/".join(step.key[1:]), held_version.sentence)
+        inputs = gate.open_held_inputs(project, held_version)
+    else:
+        inputs = open_asset_inputs(context.instance, project, step)
+    progress = LogProgress(context.log.info)
+    return runner.run_step(project, step, inputs, version=version, progress=progress, run_id=context.run.run_id)
 
 
 def make_freshness_policy(chosen: Freshness | None) -> dg.FreshnessPolicy | None:

@@ -119,13 +119,7 @@ def make_stage_page(
     counts = build_view.sum_token_classes(output)
     if tokens := sum(counts.get(name, 0) for name in ("trained", "context", "template")):
         page |= _show_numbers({"trained_share": counts.get("trained", 0) / tokens, "tokens": tokens})
-    for name, svg in plots.draw_plots(output).items():
-        encoded = base64.b64encode(svg.encode()).decode()
-        page[f"plot {name}"] = (
-            dg.MetadataValue.md(f"![{name.replace('_', ' ')}](data:image/svg+xml;base64,{encoded})")
-            if len(svg) <= MAX_PLOT_BYTES
-            else dg.MetadataValue.text("too large for this page; see the stage's report")
-        )
+    page |= {f"plot {name}": _show_plot(name, svg) for name, svg in plots.draw_plots(output).items()}
     for name, table, about in build_view.list_tables(output):
         page[f"table {name}"] = _make_table_entry(table)
         if about:
@@ -139,14 +133,29 @@ def make_stage_page(
         page[COLUMNS_KEY] = dg.MetadataValue.table_schema(dg.TableSchema(columns=columns))
     if report.held is not None:
         page[HELD_KEY] = dg.MetadataValue.text(report.held.sentence)
-    # Separate from the facts: the number of parts is one thing, the number that this build made another.
-    return page | {
+    return page | _show_run(report, store.path(get_stage_folder(output.key)))
+
+
+def _show_plot(name: str, svg: str) -> dg.MetadataValue[Any]:
+    if len(svg) > MAX_PLOT_BYTES:
+        return dg.MetadataValue.text("too large for this page; see the stage's report")
+    encoded = base64.b64encode(svg.encode()).decode()
+    return dg.MetadataValue.md(f"![{name.replace('_', ' ')}](data:image/svg+xml;base64,{encoded})")
+
+
+def _show_run(report: StepReport, folder: str) -> MetadataPage:
+    """Return what the run made, and the identities of its output.
+
+    Separate from the facts: the number of parts is one thing, the number that this build made another.
+    """
+    output = report.manifest
+    return {
         "build_reused": dg.MetadataValue.bool(report.reused),
         "build_parts": dg.MetadataValue.int(report.parts),
         "build_parts_reused": dg.MetadataValue.int(report.parts_reused),
         "build_rows": dg.MetadataValue.int(report.rows_made),
         "build_seconds": dg.MetadataValue.float(round(report.seconds, 3)),
-        "folder": dg.MetadataValue.path(store.path(get_stage_folder(output.key))),
+        "folder": dg.MetadataValue.path(folder),
         "fingerprint": dg.MetadataValue.text(output.fingerprint),
         VERSION_KEY: dg.MetadataValue.text(output.version),
     }

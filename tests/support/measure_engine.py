@@ -76,6 +76,24 @@ def list_single_dataclasses(modules: dict[Path, ast.Module]) -> tuple[list[str],
     return free, len(single) - len(free), len(classes)
 
 
+def list_possible_bundles(modules: dict[Path, ast.Module], single: list[str]) -> list[str]:
+    """Return those of the dataclasses `single` that have no method, and that at most two functions name.
+
+    Of the others, most are nouns of the domain; these are where values may be handed on without one.
+    """
+    names = {one.rpartition(" ")[2]: one for one in single}
+    functions: dict[str, set[ast.AST]] = {name: set() for name in names}
+    behaves = set[str]()
+    for tree in modules.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and any(isinstance(one, ast.FunctionDef) for one in node.body):
+                behaves.add(node.name)
+            elif isinstance(node, ast.FunctionDef):
+                for name in names.keys() & set(re.findall(r"\w+", ast.unparse(node))):
+                    functions[name].add(node)
+    return [one for name, one in names.items() if name not in behaves and len(functions[name]) <= 2]
+
+
 def _makes_own_class(node: ast.stmt) -> TypeGuard[ast.FunctionDef]:
     calls = [one for one in ast.walk(node) if isinstance(one, ast.Call)]
     return isinstance(node, ast.FunctionDef) and any(ast.unparse(one.func) == "cls" for one in calls)
@@ -104,7 +122,9 @@ def main() -> None:
     single, required, classes = list_single_dataclasses(modules)
     print(f"{lines:,} lines in {len(modules)} files, without the viewer")
     print(f"{len(long)} functions over {LONG_FUNCTION} lines:", *(f"\n  {size} {name}" for size, name in long))
+    bundles = list_possible_bundles(modules, single)
     print(f"{len(single)} of {classes} dataclasses are made in one place:", *(f"\n  {one}" for one in single))
+    print(f"{len(bundles)} of these may only hand arguments on:", *(f"\n  {one}" for one in bundles))
     print(f"{required} more are inputs, counts or details of parts, of which each is a class")
     print(f"{len(hidden)} of {options} options are on no page but the reference:", ", ".join(hidden))
 

@@ -12,7 +12,7 @@ Files of Datums from a build are an export (`exports/tinker.py`).
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -113,12 +113,14 @@ def sft_tokenize(
         tables), or if the tokenizer has no chat template and none is named.
 
     """
-    pipeline = _open_pipeline(tokenizer, max_seq_len, options or {}, enable_thinking, supervise)
+    canonicalize, builder, own_columns = _open_pipeline(
+        tokenizer, max_seq_len, options or {}, enable_thinking, supervise
+    )
     outcomes: list[Any] = []
     values: list[tuple[Any, ...]] = []
     kept: list[Row] = []
     for record in rows:
-        row = _reject_lone_surrogate(record) or pipeline.canonicalizer(record)
+        row = _reject_lone_surrogate(record) or canonicalize(record)
         stored = row_to_json(row) if isinstance(row, Row) else row
         outcomes.append(stored if isinstance(stored, Rejected) else row)
         if isinstance(row, Row) and not isinstance(stored, Rejected):
@@ -131,9 +133,9 @@ def sft_tokenize(
     if not kept:
         return outcomes
     table = pa.table([*zip(*values, strict=True)], schema=_READ_SCHEMA)
-    for field in pipeline.columns:
+    for field in own_columns:
         table = table.append_column(field, make_column([row.columns.get(field.name) for row in kept], field.type))
-    prepared = pipeline.builder.prepare(table, TokenizationCounts())
+    prepared = builder.prepare(table, TokenizationCounts())
     rejected, examples = dict(prepared.rejected), prepared.examples
     ends = np.cumsum(examples.column("tokens").to_numpy())
     columns = [
@@ -196,13 +198,8 @@ _READ_SCHEMA = pa.schema([(name, ROW_SCHEMA.field(name).type) for name in _READ_
 """The columns of canonical rows that tokenization reads, as a build stores them."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Pipeline:
-    """What a build opens for rows of some options; `columns` are those that only their kind of rows has."""
-
-    canonicalizer: Canonicalizer
-    builder: ExampleBuilder
-    columns: Sequence[pa.Field]
+_Pipeline: TypeAlias = tuple[Canonicalizer, ExampleBuilder, Sequence[pa.Field]]
+"""What a build opens for rows of some options, and the columns that only their kind of rows has."""
 
 
 def _reject_lone_surrogate(row: Mapping[str, Json]) -> Rejected | None:
@@ -243,5 +240,5 @@ def _open_pipeline(
     builder = ExampleBuilder(Encoder(loaded), dataset, spec, max_seq_len, base=base)
     schema = make_row_schema(dataset.row_kind, dataset.format.get_rollout_fields().columns)
     columns = [schema.field(name) for name in schema.names[len(ROW_SCHEMA) :]]
-    kept[key] = _Pipeline(Canonicalizer(dataset), builder, columns)
+    kept[key] = (Canonicalizer(dataset), builder, columns)
     return kept[key]

@@ -161,23 +161,30 @@ class ShardCopies:
     """Shards of the store at `root`, each copied to a host when a task there first needs it.
 
     A copy has the numbers of its sequences, which the shard itself lacks. `keeps_padding` says whether copies have the
-    padding of segments.
+    padding of segments. A `filler`, one sequence without a target, comes after the last shard.
     """
 
     root: str
     shards: tuple[NumberedShard, ...]
     scratch: HostScratch
     keeps_padding: bool
+    filler: pa.Table | None = None
 
     @property
     def files(self) -> list[str]:
         """The copies' paths on this host, in the order of the shards; not all may have been made."""
-        return [self.scratch.locate(_name_copy(shard)) for shard in self.shards]
+        names = [_name_copy(shard) for shard in self.shards]
+        return [self.scratch.locate(name) for name in (*names, *([] if self.filler is None else [_FILLER]))]
 
     def require(self, numbers: Iterable[int]) -> None:
-        """Copy some shards, as far as this host lacks them."""
-        chosen = {_name_copy(self.shards[number]): self.shards[number] for number in numbers}
-        self.scratch.require({name: partial(self._copy_shard, shard) for name, shard in chosen.items()})
+        """Copy some shards, as far as this host lacks them; the number after the last shard is the filler's."""
+        makers: dict[str, Callable[[str], object]] = {}
+        for number in numbers:
+            if number < len(self.shards):
+                makers[_name_copy(self.shards[number])] = partial(self._copy_shard, self.shards[number])
+            elif self.filler is not None:
+                makers[_FILLER] = partial(write_shard_scratch, self.filler)
+        self.scratch.require(makers)
 
     def read(self, shard: NumberedShard) -> native.Segments:
         """Return a shard's segments, and copy it while it is in memory."""
@@ -192,6 +199,9 @@ class ShardCopies:
         numbers = np.arange(first_sequence, first_sequence + table.num_rows, dtype=np.int64)
         kept = table if self.keeps_padding else drop_padding(table)
         write_shard_scratch(native.number_sequences(kept, numbers), target)
+
+
+_FILLER = "filler.arrow"
 
 
 def _name_copy(shard: NumberedShard) -> str:

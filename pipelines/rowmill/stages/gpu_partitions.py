@@ -109,7 +109,7 @@ class RankSources:
     @cached_property
     def first_rows(self) -> Ints:
         """The first row of each shard, of the filler, and the number of rows: int64[S + 2]."""
-        return compute_offsets([*(part.files["shard"].rows for part in self.shards), 1])
+        return _number_rows([part.files["shard"] for part in self.shards])
 
     @cached_property
     def steps(self) -> pa.Table:
@@ -299,6 +299,11 @@ def write_rank_index(context: StageContext, sources: RankSources, name: str) -> 
     return _make_rank_part(sources, name, files, lines, found, int(sources.padding[rows].sum()))
 
 
+def _number_rows(shards: Sequence[File]) -> Ints:
+    """Return the first row of each shard, of the filler, which is the last row, and the number of rows."""
+    return compute_offsets([*(shard.rows for shard in shards), 1])
+
+
 def _locate_lines(store: Store, index: File, first_rows: Ints) -> Ints:
     """Return the row over all shards that each line of an index names, as it was written."""
     table = store.table(index, ("shard", "row"))
@@ -315,18 +320,6 @@ SHARD_TOKENS = 2 << 20
 
 TASK_SHARDS = 8
 """Shards that one task writes: a dozen seconds of work."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _RankSource:
-    """What all ranks are made of: row r is in the shard f with `first_rows[f] <= r < first_rows[f + 1]`.
-
-    The last row is the filler, which is in no shard.
-    """
-
-    copies: ShardCopies
-    first_rows: Ints
-    filler: pa.Table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -368,10 +361,9 @@ def write_copied_ranks(context: StageContext, sources: RankSources, names: Seque
     }
     size = 4 * sum(shard.file.bytes for shard in shards)
     with open_host_scratch(context) as scratch:
-        copies = ShardCopies(context.store.root, shards, scratch, keeps_padding=True)
-        source = _RankSource(copies, sources.first_rows, sources.filler)
+        copies = ShardCopies(context.store.root, shards, scratch, keeps_padding=True, filler=sources.filler)
         every = [task for own in tasks.values() for task in own]
-        made = context.pool.map(partial(write_rank_shards, context.store), every, size_bytes=size, shared=source)
+        made = context.pool.map(partial(write_rank_shards, context.store), every, size_bytes=size, shared=copies)
         for name, own in tasks.items():
             files: dict[str, File] = {}
             lines: list[tuple[str, int, int, int]] = []
@@ -392,19 +384,17 @@ def _locate_rank(context: StageContext, name: str) -> str:
     return f"{part_folder(context.folder, fingerprint_rank(context, name))}/{name}"
 
 
-def write_rank_shards(store: Store, task: _RankTask, source: _RankSource) -> _WrittenShards:
+def write_rank_shards(store: Store, task: _RankTask, copies: ShardCopies) -> _WrittenShards:
     """Write some shards of a rank, and read them back."""
-    # This host's copies of all shards, of which those that the task needs are there, and of the filler.
-    scratch, fillers = source.copies.scratch, len(source.first_rows) - 2
-    needed = find_distinct(np.searchsorted(source.first_rows, task.wanted, "right") - 1)
-    source.copies.require(needed[needed < fillers].tolist())
-    scratch.require({"filler.arrow": partial(host_scratch.write_shard_scratch, source.filler)})
-    sources = [*source.copies.files, scratch.locate("filler.arrow")]
+    # This host's copies of all shards, of which those that the task needs are there.
+    first_rows = _number_rows([shard.file for shard in copies.shards])
+    copies.require(find_distinct(np.searchsorted(first_rows, task.wanted, "right") - 1).tolist())
+    sources = copies.files
     files: dict[str, File] = {}
     found = padding = 0
     lines: list[tuple[str, int, int, int]] = []
     for number, begin in enumerate(range(0, len(task.wanted), task.per_shard), task.first):
-        table = host_scratch.take_rows(sources, source.first_rows, task.wanted[begin : begin + task.per_shard])
+        table = host_scratch.take_rows(sources, first_rows, task.wanted[begin : begin + task.per_shard])
         dataset_column = table.column("dataset").combine_chunks().dictionary_encode()
         typed = table.set_column(
             table.schema.get_field_index("dataset"), native.SEQUENCE_SCHEMA.field("dataset"), dataset_column
@@ -612,7 +602,7 @@ def _find_rank_damage(store: Store, output: Manifest) -> Iterator[str]:
             yield from find_content_damage(store, rank, data, expected)
             continue
         hashes = join_hashes([*tables, tabulate_hashes(store.table(part.files["filler"]).combine_chunks())])
-        first_rows = compute_offsets([*(shard.files["shard"].rows for shard in shards), 1])
+        first_rows = _number_rows([shard.files["shard"] for shard in shards])
         found = format_content_hash(hashes.sum_content(_locate_lines(store, part.files["index"], first_rows)))
         if found != expected:
             yield (

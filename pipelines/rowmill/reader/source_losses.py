@@ -90,35 +90,15 @@ def loss_by_source(token_losses: Any, batch: Mapping[str, Any], *, shifted: bool
             "are needed; open the Reader with segment_sources=True"
         )
     names: SourceNames = batch["source_names"]
-    is_array = isinstance(token_losses, np.ndarray)
-    labels, lengths = batch["labels"], batch["segment_lengths"]
-    losses: Any = token_losses
-    if is_array:
-        losses = losses.astype(np.float64)
-    else:
-        losses = losses.detach()
-        # Apple's GPUs have no float64.
-        losses = losses.float() if losses.is_mps else losses.double()
+    labels = batch["labels"]
     rows, width = (int(size) for size in labels.shape)
-    count = int(np.prod(losses.shape))
-    if count not in (rows * width, rows * (width - 1)):
-        raise ConfigError(
-            f"loss_by_source: {count} losses for labels of {rows} × {width}; a loss is needed for each label, or for "
-            "each but the first of a row; do not reduce the loss, and do not leave out ignored labels"
-        )
-    losses = losses.reshape(rows, count // rows)
+    losses = _align_losses(token_losses, batch, shifted=shifted)
+    is_next = losses.shape[1] < width
+    targets = labels[:, 1:] if is_next else labels
     # Rows end with padding that is in no segment: of length 0 in the layout `flat`.
-    lengths = lengths.reshape(rows, -1)
+    lengths = batch["segment_lengths"].reshape(rows, -1)
     filled = _make_zeros(lengths, (rows, lengths.shape[1] + 1))
     filled[:, :-1], filled[:, -1] = lengths, width - lengths.sum(1)
-    is_next = shifted or count < rows * width
-    if is_next and PARENTS_COLUMN in batch:
-        raise ConfigError(
-            "loss_by_source: losses shifted by one for sequences that share prefixes, where a label follows its "
-            "predecessor; a loss for each label is needed; compute it from the logits at batch['predecessors']"
-        )
-    targets = labels[:, 1:] if is_next else labels
-    losses = losses[:, : targets.shape[1]]
     is_target = targets != IGNORED_LABEL
     weights = batch.get(WEIGHT_COLUMN)
     counted = _make_zeros(losses, losses.shape)
@@ -140,6 +120,34 @@ def loss_by_source(token_losses: Any, batch: Mapping[str, Any], *, shifted: bool
             totals[row, first : first + len(known)] = sums[1:]
         first += len(known)
     return SourceLosses(names, totals)
+
+
+def _align_losses(token_losses: Any, batch: Mapping[str, Any], *, shifted: bool) -> Any:
+    """Return the losses as B × T values, each of the label at its place, or as B × (T − 1) of the label after it.
+
+    Raises ConfigError for the reasons of `loss_by_source`.
+    """
+    losses = token_losses
+    if isinstance(losses, np.ndarray):
+        losses = losses.astype(np.float64)
+    else:
+        losses = losses.detach()
+        # Apple's GPUs have no float64.
+        losses = losses.float() if losses.is_mps else losses.double()
+    rows, width = (int(size) for size in batch["labels"].shape)
+    count = int(np.prod(losses.shape))
+    if count not in (rows * width, rows * (width - 1)):
+        raise ConfigError(
+            f"loss_by_source: {count} losses for labels of {rows} × {width}; a loss is needed for each label, or for "
+            "each but the first of a row; do not reduce the loss, and do not leave out ignored labels"
+        )
+    is_next = shifted or count < rows * width
+    if is_next and PARENTS_COLUMN in batch:
+        raise ConfigError(
+            "loss_by_source: losses shifted by one for sequences that share prefixes, where a label follows its "
+            "predecessor; a loss for each label is needed; compute it from the logits at batch['predecessors']"
+        )
+    return losses.reshape(rows, count // rows)[:, : width - is_next]
 
 
 def _make_zeros(like: Any, shape: tuple[int, ...]) -> Any:

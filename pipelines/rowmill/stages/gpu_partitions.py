@@ -250,9 +250,9 @@ RANK_INDEX_SCHEMA = make_required_schema(
 """One line per sequence of a rank, in the order of training. A filler has no dataset's name, sequence and shard −1."""
 
 
-def write_rank_index(context: StageContext, sources: RankSources, name: str) -> Part:
+def write_rank_index(sources: RankSources, name: str) -> Part:
     """Write the index of a rank, and read it back."""
-    rank = _parse_rank(name)
+    context, rank = sources.context, _parse_rank(name)
     card, folder = make_rank_card(context, rank), _locate_rank(context, name)
     of_rank = sources.select_rank(rank)
     rows = sources.rows[of_rank]
@@ -338,8 +338,9 @@ _WrittenShards = tuple[dict[str, File], list[tuple[str, int, int, int]], int, in
 """The files of a task by name, and of these, read back: lines by dataset, their content hash, and pad tokens."""
 
 
-def write_copied_ranks(context: StageContext, sources: RankSources, names: Sequence[str]) -> Iterator[Part]:
+def write_copied_ranks(sources: RankSources, names: Sequence[str]) -> Iterator[Part]:
     """Write some ranks' shards, and yield each rank once its content was compared with that of the packed shards."""
+    context = sources.context
     rows = {name: sources.rows[sources.select_rank(_parse_rank(name))] for name in names}
     shards = tuple(
         NumberedShard(part.files["shard"], part.get_details(ShardDetails).first_sequence) for part in sources.shards
@@ -530,9 +531,9 @@ def make_gpu_partitions(context: StageContext) -> StageOutput:
         packed = inputs.open_ordered_shards(context)
         inputs.require_form_of_recipe(context, packed)
         sources = RankSources(context, packed, order)
-        written = (write_rank_index(context, sources, name) for name in missing)
+        written = (write_rank_index(sources, name) for name in missing)
         if context.recipe.partitions.layout == "copied":
-            written = write_copied_ranks(context, sources, missing)
+            written = write_copied_ranks(sources, missing)
         for name, part in zip(missing, written, strict=True):
             save_kept_part(context.store, context.folder, part)
             kept[name] = part

@@ -428,7 +428,7 @@ class PlanRequest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SplitPlan:
+class PlannedSplit:
     """The examples of a split of a partition, and the tokens of each: int64[E].
 
     `rows[r]` is the row of record r in the partition's index, `group_keys[g]` the index's number of the key of group g
@@ -466,14 +466,14 @@ def count_train_records(request: PlanRequest, partition: PartitionRows) -> int:
     return int((fitting & (partition.index.splits == SPLITS.index("train"))).sum())
 
 
-def plan_splits(request: PlanRequest, partition: PartitionRows, oversized_rows: Ints) -> list[SplitPlan]:
+def plan_splits(request: PlanRequest, partition: PartitionRows, oversized_rows: Ints) -> list[PlannedSplit]:
     """Plan the examples of each of `SPLITS`; units that do not fit are left out, whatever the recipe says."""
     fitting = partition.tokens >= 0
     fitting[oversized_rows] = False
     return [_plan_split(request, partition, fitting, split) for split in SPLITS]
 
 
-def _plan_split(request: PlanRequest, partition: PartitionRows, fitting: Bools, split: str) -> SplitPlan:
+def _plan_split(request: PlanRequest, partition: PartitionRows, fitting: Bools, split: str) -> PlannedSplit:
     index, form, limits = partition.index, request.form, request.limits
     rows, group_first_record = index.sort_rows(np.flatnonzero((index.splits == SPLITS.index(split)) & fitting))
     records = SplitRecords(partition.tokens[rows], group_first_record)
@@ -501,10 +501,10 @@ def _plan_split(request: PlanRequest, partition: PartitionRows, fitting: Bools, 
     if form.assembly.on_overflow == "split":
         order = split_large_runs(records, order, limits)
     examples = cut_examples(records, order, limits, form.mode, draw_budgets if is_train and is_series else None)
-    return SplitPlan(split, rows, group_keys, records, examples, examples.count_tokens(records, limits))
+    return PlannedSplit(split, rows, group_keys, records, examples, examples.count_tokens(records, limits))
 
 
-def summarize_split(mode: Mode, plan: SplitPlan) -> SplitFacts:
+def summarize_split(mode: Mode, plan: PlannedSplit) -> SplitFacts:
     """Return the facts of a split's examples."""
     examples, records = plan.examples, plan.records
     unit_records = np.diff(examples.unit_first_place)

@@ -35,7 +35,7 @@ from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.storage import File, Store, digest_json
 from rowmill.kinds.tables.counts import EncodedRecordDetails, ExampleSlice, TableExampleCounts
 from rowmill.kinds.tables.options import RecordOptions
-from rowmill.kinds.tables.partition_plan import DELIMITERS_PER_UNIT, FLUSHES, ColumnReader, SplitPlan
+from rowmill.kinds.tables.partition_plan import DELIMITERS_PER_UNIT, FLUSHES, ColumnReader, PlannedSplit
 from rowmill.kinds.tables.partitions import RowIndex, RowPart
 from rowmill.kinds.tables.prompt import PromptFrame
 from rowmill.kinds.tables.schema import Mode, RecordSchema
@@ -436,7 +436,7 @@ def list_prefills(
     form: RecordOptions,
     schema: RecordSchema,
     frame: PromptFrame,
-    splits: Sequence[SplitPlan],
+    splits: Sequence[PlannedSplit],
     index: RowIndex,
     read_column: ColumnReader,
 ) -> pa.Table | None:
@@ -483,7 +483,7 @@ PART_TOKENS = 1 << 20
 
 
 def cut_slices(
-    splits: Sequence[SplitPlan], mode: Mode, index: RowIndex, parts: Sequence[RowPart], frame: PromptFrame
+    splits: Sequence[PlannedSplit], mode: Mode, index: RowIndex, parts: Sequence[RowPart], frame: PromptFrame
 ) -> Iterator[tuple[ExampleSlice, pa.Table]]:
     """Yield the plan of each split in slices of about `PART_TOKENS`, as `SLICE_SCHEMA`, with what identifies each.
 

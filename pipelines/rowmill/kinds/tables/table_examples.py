@@ -41,9 +41,9 @@ from rowmill.kinds.tables.partition_plan import (
     PLAN_FACTS,
     ExampleLimits,
     OverflowFacts,
+    PlannedSplit,
     PlanRequest,
     SplitFacts,
-    SplitPlan,
     TablePlan,
     count_train_records,
     find_oversized,
@@ -210,7 +210,7 @@ def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartRe
 
 
 def _list_states(
-    request: PlanRequest, rows: PartitionRows, splits: Sequence[SplitPlan], oversized_rows: Ints, texts: NDArray[Any]
+    request: PlanRequest, rows: PartitionRows, splits: Sequence[PlannedSplit], oversized_rows: Ints, texts: NDArray[Any]
 ) -> pa.Table:
     """Return the states of the rows that are not kept, and `texts` of those that are too large.
 

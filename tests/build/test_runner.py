@@ -128,6 +128,16 @@ def test_build_in_another_folder_gives_the_same_bytes(first: Built, workspace: W
     require_same(workspace.build(), first)
 
 
+def test_build_of_little_data_starts_no_process(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker costs more than all of it; what a task is told to read must follow from what it reads."""
+    started: list[int] = []
+    monkeypatch.setattr(local, "start_processes", lambda workers, *_: started.append(workers))
+
+    workspace.recipe(DATASETS, execution={"workers": 2}).build()
+
+    assert started == []
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_parts")
 def test_two_workers_give_the_bytes_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

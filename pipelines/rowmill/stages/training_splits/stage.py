@@ -144,6 +144,9 @@ def read_shard_sequences(store: Store, flops_linear: int | None, shard: File) ->
 BLOCK_PLACES: Final = 1 << 20
 """Places of a block, but for its last step; a task holds some 200 bytes of each."""
 
+PLACE_BYTES: Final = 64
+"""About what a place takes in the order's files before they are compressed, and in what they are made of."""
+
 ORDER_SCHEMA = make_required_schema(
     dataset=pa.int32(), sequence_id=pa.int64(), **{"pass": pa.int32()}, step=pa.int64(), filler=pa.bool_()
 )
@@ -191,8 +194,8 @@ class BlockInputs(PartInputs):
 
     @property
     def input_bytes(self) -> int:
-        """About what the places of a block take."""
-        return 64 * BLOCK_PLACES
+        """About what the places of the block take."""
+        return PLACE_BYTES * self.input_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -545,8 +545,8 @@ def propose_contracts(project: Project, dataset: str | None = None) -> Iterator[
 
 @contextmanager
 def _open_table_trial(project: Project, name: str, stage: StageDeclaration) -> Generator[StageContext]:
-    """Lend a stage's context in a trial, with the output of the stage before it: an earlier build's, or made now."""
-    earlier = catalog.STAGES[catalog.STAGES.index(stage) - 1]
+    """Lend a stage's context in a trial, with the output of its first input: an earlier build's, or made now."""
+    earlier = catalog.find_stage(stage.inputs[0])
     key: manifest.StageKey = (project.recipe.name, name, earlier.name)
     output = next(forecast for forecast in forecast_steps(project) if forecast.step.key == key).manifest
     with open_trial(project, on_disk=True) as copy:

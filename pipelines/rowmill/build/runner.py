@@ -45,7 +45,7 @@ from rowmill.build.prepare import (
     require_own_versions,
     require_ready,
 )
-from rowmill.build.steps import Project, Step, find_downstream_steps, find_step, plan_steps
+from rowmill.build.steps import Project, Step, choose_steps, find_downstream_steps, find_step, plan_steps
 from rowmill.checks import expectation_suite, judge
 from rowmill.checks.catalog import compute_values
 from rowmill.checks.gates import list_loosened_checks
@@ -440,12 +440,7 @@ def build(
         If steps were left out, at the end: each failed check that blocks one, and the steps left out because of it.
 
     """
-    chosen = [
-        step
-        for step in plan_steps(project)
-        if ({step.name, step.label} & set(only) if only else not step.on_demand)
-        and (datasets is None or step.dataset in datasets)
-    ]
+    chosen = choose_steps(project, only, datasets)
     require_equal_hosts(project, again=True)
     # A reused output adds at most a small file for each step, which is a request where the store is remote.
     threads = 1 if project.store.is_local else 4

@@ -1,6 +1,6 @@
 """The graph of a recipe: its steps in order, what each reads, and whose checks it waits for."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -123,6 +123,16 @@ def open_project(path: str | Path, root: str | None = None, overrides: Mapping[s
 def plan_steps(project: Project) -> tuple[Step, ...]:
     """Return the steps of a recipe in the order in which they can run."""
     return project.graph.steps
+
+
+def choose_steps(project: Project, only: Collection[str] = (), datasets: Collection[str] | None = None) -> list[Step]:
+    """Return the steps of a build; `only` names stages, in any case also those on demand, and `datasets` datasets."""
+    return [
+        step
+        for step in plan_steps(project)
+        if ({step.name, step.label} & {*only} if only else not step.on_demand)
+        and (datasets is None or step.dataset in datasets)
+    ]
 
 
 def _iterate_dataset_steps(loaded: Recipe, base: Path, dataset: str, *, on_demand: bool) -> Iterator[Step]:

@@ -187,15 +187,14 @@ def _run_build(args: argparse.Namespace) -> int:
 
 
 def _try_and_build(args: argparse.Namespace) -> int:
-    from rowmill.build import prepare, runner
+    from rowmill.build import prepare
+    from rowmill.build.steps import choose_steps
     from rowmill.reports.console import render_remarks
     from rowmill.reports.summary import summarize_recipe
 
     project = open_project(args)
     only = _choose_stages(project, args.only, args.until)
-    steps = [step for step in runner.plan_steps(project) if not step.on_demand]
-    if only:
-        steps = [step for step in runner.plan_steps(project) if not {step.name, step.label}.isdisjoint(only)]
+    steps = choose_steps(project, only)
     with prepare.index_outputs(project, steps, is_whole=not only):
         if not args.skip_preflight:
             remarks = _try_first_records_and_begin(project, steps)

@@ -5,7 +5,7 @@ Names outside `__all__` may change without notice. The engine never imports Dags
 did.
 
     source file ─ sources ─► records
-    record ─ formats ─► canonical row, with a split ─► rows.arrow
+    record ─ kinds ─► canonical row, with a split ─► rows.arrow
     row ─ conversation.renderer ─► text ─ conversation.loss_mask ─► trained characters ─ tokenization ─► example
     table ─ kinds.tables ─► rows ─► examples of several records
     examples' lengths ─ packing ─► plan ─ shards ─► sequences ─ packing ─► order of training ─► shards per rank
@@ -14,14 +14,17 @@ did.
 Layers, each importing only those below it (held by the contract in `pyproject.toml`):
 
     cli          commands
+    viewer       pages over a store
     reports      console tables, the HTML report, plots
     inspection   questions about a build
     build        the graph of stages, running, gates, reuse
     stages       one module or package for each Dagster asset
     recipe       all options of a build, validated once
-    kinds · formats   what only one kind of data needs; kinds/tables is a folder of its own
+    checks       what an output must hold, and how it is judged
+    formats      the names under which a class of the user's imports what it needs
+    kinds        what only one kind of data needs; kinds/tables is a folder of its own
     exports · parts · stats
-    checks · conversation · executors · packing · reader · shards · similarity · sources · tokenization
+    alerts · conversation · executors · packing · reader · shards · similarity · sources · tokenization · tracking
     schema       rows, examples, ledger, manifest: the nouns and their Arrow schemas
     core         config, errors, storage, text
 

@@ -54,7 +54,10 @@ from rowmill.schema.shard_counts import PackingCounts
 from rowmill.schema.source_counts import SourceCounts
 
 RESULT_VERSION = 9
-"""Increase it when the meaning of a check or the form of a result changes: saved results are then judged again."""
+"""Increase it when judging or the form of a result changes: saved results are then judged again.
+
+The numbers are stored with the output. Where the number of a check changes, raise the `VERSION` of its stages instead.
+"""
 
 
 _OF_ALL_DATA: tuple[Check, ...] = (

@@ -97,7 +97,8 @@ class WorkContext:
         """Return a part for each of the inputs: finished ones are reused, the others are made by the executor.
 
         Equal inputs give one part, made once. `shared` is handed to the function after the place, and sent once
-        per worker. Raises OtherSharesMissingError where a share is made, and parts of others are not finished.
+        per worker; it is no part of the fingerprint, so the inputs must identify what it decides.
+        Raises OtherSharesMissingError where a share is made, and parts of others are not finished.
         """
         names = [function.identify(each) for each in inputs]
         self.mapped.update(names)

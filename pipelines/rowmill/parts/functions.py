@@ -245,7 +245,8 @@ def part_function(
 ) -> Callable[[Callable[..., Any]], PartFunction[Any]]:
     """Declare a module's function of `PartInputs` and a `PartPlace` as one that makes parts.
 
-    `version` is increased when the same inputs may give other content. A function that `makes_many`, because a small
+    `version` is increased when the same inputs may give other content, unless they hold the digest of a stage's
+    identity: then the `VERSION` of the stage is, which is in that. A function that `makes_many`, because a small
     part has a fixed cost, gets a list of pairs of inputs and places, and returns as many contents. Later builds make a
     part again that is not `is_reusable`, a function of the module. A function that `uses_threads`, one of few and large
     parts, gets the largest first, and in `place.threads` the cores for which there is no part.

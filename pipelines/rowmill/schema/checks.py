@@ -32,8 +32,8 @@ class Check:
     of: tuple[type[Counts], ...] = ()
     """The counts that its number is computed from, one class for each of its stages that has another one."""
     value: Measure | None = field(default=None, hash=False)
-    """Computes its number from counts of such a class, None where there is nothing to ask; None: a check of several
-    stages, measured when it is judged (`cross_stage.py`)."""
+    """Computes its number from counts of such a class, None where there is nothing to ask. Without it, the number is
+    no content of the output, and is measured when it is judged (`CROSS_STAGE_FACTS` in `checks/cross_stage.py`)."""
     waivable: bool = True
     warn_from: float | None = None
     """A value beyond it fails, but blocks only beyond `bound`; None: every failure blocks."""

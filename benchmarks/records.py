@@ -27,8 +27,8 @@ from rowmill.core import permutation
 from rowmill.core.storage import Store
 from rowmill.kinds.tables.partition_plan import (
     BudgetSampler,
-    CutExamples,
     ExampleLimits,
+    PlannedSplit,
     SplitRecords,
     cut_examples,
     order_records,
@@ -52,8 +52,9 @@ def assembly() -> None:
     random = np.random.default_rng(0)
     tokens = random.integers(20, 200, LENGTHS).astype(np.int64)
     borders = np.sort(random.choice(np.arange(1, LENGTHS), 20_000, replace=False))
-    of = SplitRecords(tokens, np.concatenate(([0], borders, [LENGTHS])).astype(np.int64))
-    alone = SplitRecords(tokens, np.arange(LENGTHS + 1))
+    rows, starts = np.arange(LENGTHS), np.concatenate(([0], borders, [LENGTHS])).astype(np.int64)
+    of = SplitRecords("train", rows, tokens, starts, np.arange(len(starts) - 1))
+    alone = SplitRecords("train", rows, tokens, np.arange(LENGTHS + 1), np.full(LENGTHS, -1))
 
     def draw(room: ExampleLimits) -> BudgetSampler:
         span = room.record_tokens - room.min_budget_tokens + 1
@@ -67,7 +68,7 @@ def assembly() -> None:
 
     for cap in (1, 10, None):
         room, wide = ExampleLimits(4096, 40, cap), ExampleLimits(1 << 20, 40, cap)
-        ways: dict[str, Callable[[], CutExamples]] = {
+        ways: dict[str, Callable[[], PlannedSplit]] = {
             "tabular": lambda room=room: cut_examples(
                 alone, order_records(alone, None, shuffled, is_series=False), room, "tabular"
             ),

@@ -14,8 +14,8 @@ from rowmill.kinds.tables.partition_plan import (
     DELIMITERS_PER_UNIT,
     FLUSHES,
     BudgetSampler,
-    CutExamples,
     ExampleLimits,
+    PlannedSplit,
     RecordOrder,
     SplitRecords,
     cut_examples,
@@ -37,23 +37,20 @@ def AS_GIVEN(number: int, count: int) -> Ints:  # noqa: N802
 
 def records(*groups: Sequence[int]) -> SplitRecords:
     sizes = np.array([0, *(len(group) for group in groups)], np.int64)
-    return SplitRecords(np.array([one for group in groups for one in group], np.int64), np.cumsum(sizes))
+    tokens = np.array([one for group in groups for one in group], np.int64)
+    return SplitRecords("train", np.arange(len(tokens)), tokens, np.cumsum(sizes), np.arange(len(groups)))
 
 
 def alone(lengths: Sequence[int]) -> SplitRecords:
     return records(*((one,) for one in lengths))
 
 
-def lengths_of(made: CutExamples, of: SplitRecords, room: ExampleLimits) -> list[int]:
-    return made.count_tokens(of, room).tolist()
-
-
-def examples_of(made: CutExamples) -> list[list[int]]:
+def examples_of(made: PlannedSplit) -> list[list[int]]:
     bounds = made.example_first_place.tolist()
-    return [made.records[a:b].tolist() for a, b in pairwise(bounds)]
+    return [made.order.records[a:b].tolist() for a, b in pairwise(bounds)]
 
 
-def ended(made: CutExamples) -> list[str]:
+def ended(made: PlannedSplit) -> list[str]:
     return [FLUSHES[one] for one in made.flushes.tolist()]
 
 
@@ -75,7 +72,7 @@ def test_tabular_page_of_four_records_gives_the_sizes_of_the_specification(limit
 
     made = cut_examples(of, order_records(of, None, AS_GIVEN, is_series=False), room, "tabular")
 
-    assert lengths_of(made, of, room) == sizes
+    assert made.example_tokens.tolist() == sizes
 
 
 @pytest.mark.parametrize(
@@ -88,7 +85,7 @@ def test_grouped_page_of_two_groups_gives_the_sizes_of_the_specification(
 
     made = cut_examples(of, order_records(of, None, AS_GIVEN, is_series=False), room, "grouped")
 
-    assert lengths_of(made, of, room) == sizes
+    assert made.example_tokens.tolist() == sizes
 
 
 @pytest.mark.parametrize(
@@ -102,7 +99,7 @@ def test_sequential_page_of_two_series_gives_the_sizes_of_the_specification(
 
     made = cut_examples(of, order_records(of, None, AS_GIVEN, is_series=True), room, "sequential")
 
-    assert lengths_of(made, of, room) == sizes
+    assert made.example_tokens.tolist() == sizes
     assert ended(made)[-1] == "end"
 
 
@@ -234,8 +231,8 @@ def test_tabular_examples_contain_every_record_of_a_pass_once_within_limits(
 
     made = cut_examples(of, order, limits, "tabular")
 
-    assert made.records.tolist() == order.records.tolist()
-    _keeps_limits(made, of, limits, np.diff(made.example_first_place))
+    assert made.order.records.tolist() == order.records.tolist()
+    _keeps_limits(made, limits, np.diff(made.example_first_place))
     _is_greedy(made, of, limits, lambda tokens: tokens <= limits.record_tokens)
 
 
@@ -248,11 +245,11 @@ def test_grouped_examples_never_cut_a_group(
 
     made = cut_examples(of, order, limits, "grouped")
 
-    units = [made.records[a:b].tolist() for a, b in pairwise(made.unit_first_place)]
+    units = [made.order.records[a:b].tolist() for a, b in pairwise(made.unit_first_place)]
     whole = [list(range(a, b)) for a, b in pairwise(of.group_first_record)]
     assert all(unit in whole for unit in units)
-    assert made.records.tolist() == order.records.tolist()
-    _keeps_limits(made, of, limits, np.diff(made.example_first_unit))
+    assert made.order.records.tolist() == order.records.tolist()
+    _keeps_limits(made, limits, np.diff(made.example_first_unit))
 
 
 @given(groups=GROUPS, room=st.integers(40, 90))
@@ -279,8 +276,8 @@ def test_sequential_examples_contain_one_group_in_order_within_their_budgets(
 
     made = cut_examples(of, order, limits, "sequential", draws)
 
-    assert made.records.tolist() == order.records.tolist()
-    _keeps_limits(made, of, limits, np.diff(made.example_first_place))
+    assert made.order.records.tolist() == order.records.tolist()
+    _keeps_limits(made, limits, np.diff(made.example_first_place))
     for example, budget in zip(examples_of(made), made.budget_tokens.tolist(), strict=True):
         assert example == list(range(example[0], example[-1] + 1))
         assert len({int(np.searchsorted(of.group_first_record, one, "right")) for one in example}) == 1
@@ -289,13 +286,13 @@ def test_sequential_examples_contain_one_group_in_order_within_their_budgets(
         assert int(of.tokens[example].sum()) <= budget
 
 
-def _keeps_limits(made: CutExamples, of: SplitRecords, limits: ExampleLimits, counted: Ints) -> None:
-    assert max(lengths_of(made, of, limits)) <= limits.example_tokens
+def _keeps_limits(made: PlannedSplit, limits: ExampleLimits, counted: Ints) -> None:
+    assert int(made.example_tokens.max()) <= limits.example_tokens
     assert limits.cap is None or int(counted.max()) <= limits.cap
     assert len(made.budget_tokens) == len(made.flushes) == len(made.passes) == len(made.example_first_unit) - 1
 
 
-def _is_greedy(made: CutExamples, of: SplitRecords, limits: ExampleLimits, fits: Callable[[int], bool]) -> None:
+def _is_greedy(made: PlannedSplit, of: SplitRecords, limits: ExampleLimits, fits: Callable[[int], bool]) -> None:
     """Assert that an example ends for its budget only if the next record would not fit."""
     examples = examples_of(made)
     for one, following, reason in zip(examples, examples[1:], ended(made), strict=False):
@@ -312,4 +309,4 @@ def test_plan_without_records_is_empty(cap: int | None) -> None:
         cut_examples(of, order_records(of, 5, AS_GIVEN, is_series=False), room, "grouped"),
         cut_examples(of, order_records(of, 5, AS_GIVEN, is_series=True), room, "sequential"),
     ):
-        assert made.count_tokens(of, room).tolist() == []
+        assert made.example_tokens.tolist() == []

@@ -75,10 +75,18 @@ class ExampleLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitRecords:
-    """The records of a split: `tokens` int64[R] of each, and the first record of each group, int64[G + 1]."""
+    """The records of a split of a partition: R records in G groups, a record alone being its own group.
 
+    Of each record, `rows` int64[R] has its row in the partition's index, and `tokens` int64[R] its tokens. Of each
+    group, `group_first_record` int64[G + 1] has its first record, and `group_keys` int64[G] the index's number of its
+    key (−1: none).
+    """
+
+    split: str
+    rows: Ints
     tokens: Ints
     group_first_record: Ints
+    group_keys: Ints
 
     @property
     def group_tokens(self) -> Ints:
@@ -167,17 +175,19 @@ def split_large_runs(records: SplitRecords, order: RecordOrder, limits: ExampleL
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CutExamples:
-    """The examples of a split: `records` int64[N] in their order, in units, and these in examples.
+class PlannedSplit:
+    """The examples of a split: its order of records in units, and these in examples.
 
     A unit has one BOS and one EOS, an example one prompt: `unit_first_place` int64[U + 1] says where units begin,
-    `example_first_unit` int64[E + 1] which unit is an example's first. Of each example there are its pass, its budget
-    in tokens of records, and why it ended, an index of `FLUSHES`.
+    `example_first_unit` int64[E + 1] which unit is an example's first. Of each example there are all its tokens, its
+    pass, its budget in tokens of records, and why it ended, an index of `FLUSHES`.
     """
 
-    records: Ints
+    records: SplitRecords
+    order: RecordOrder
     unit_first_place: Ints
     example_first_unit: Ints
+    example_tokens: Ints
     passes: Ints
     budget_tokens: Ints
     flushes: NDArray[np.int8]
@@ -185,12 +195,6 @@ class CutExamples:
     @property
     def example_first_place(self) -> Ints:
         return self.unit_first_place[self.example_first_unit]
-
-    def count_tokens(self, records: SplitRecords, limits: ExampleLimits) -> Ints:
-        """Return the tokens of every example: the prompt, and per unit its records, BOS and EOS."""
-        place_first_token = compute_offsets(records.tokens[self.records])
-        record_tokens = np.diff(place_first_token[self.example_first_place])
-        return limits.prompt_tokens + record_tokens + DELIMITERS_PER_UNIT * np.diff(self.example_first_unit)
 
 
 BudgetSampler = Callable[[int, int], Callable[[int], int]]
@@ -202,7 +206,7 @@ _RESTART, _GROUP, _CAP, _BUDGET, _END = range(len(FLUSHES))
 
 def cut_examples(
     records: SplitRecords, order: RecordOrder, limits: ExampleLimits, mode: Mode, draw: BudgetSampler | None = None
-) -> CutExamples:
+) -> PlannedSplit:
     """Cut an order into examples, as the drawing above says; each run fits into one, or in a series each record.
 
     `draw` is None for full budgets.
@@ -231,10 +235,15 @@ def cut_examples(
     flushes[are_among(ends, border_pieces)] = _GROUP
     flushes[are_among(ends, pass_first_piece)] = _RESTART
     flushes[-1:] = _END
-    return CutExamples(
-        records=order.records,
-        unit_first_place=piece_first_place if is_grouped else piece_first_place[example_first_piece],
-        example_first_unit=example_first_piece if is_grouped else np.arange(len(example_first_piece), dtype=np.int64),
+    unit_first_place = piece_first_place if is_grouped else piece_first_place[example_first_piece]
+    example_first_unit = example_first_piece if is_grouped else np.arange(len(example_first_piece), dtype=np.int64)
+    record_tokens = np.diff(place_first_token[unit_first_place[example_first_unit]])
+    return PlannedSplit(
+        records=records,
+        order=order,
+        unit_first_place=unit_first_place,
+        example_first_unit=example_first_unit,
+        example_tokens=limits.prompt_tokens + record_tokens + DELIMITERS_PER_UNIT * np.diff(example_first_unit),
         passes=np.searchsorted(pass_first_piece, begins, "right") - 1,
         # A record may be larger than a budget that was drawn.
         budget_tokens=np.maximum(np.array(rooms, np.int64), first_piece_tokens) - own_delimiters,
@@ -427,22 +436,6 @@ class PlanRequest:
         return "group" if self.form.mode == "grouped" and self.form.assembly.on_overflow != "split" else "record"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlannedSplit:
-    """The examples of a split of a partition, and the tokens of each: int64[E].
-
-    `rows[r]` is the row of record r in the partition's index, `group_keys[g]` the index's number of the key of group g
-    (−1: none).
-    """
-
-    split: str
-    rows: Ints
-    group_keys: Ints
-    records: SplitRecords
-    examples: CutExamples
-    example_tokens: Ints
-
-
 def find_oversized(request: PlanRequest, partition: PartitionRows) -> tuple[Ints, Ints]:
     """Return the encoded rows of records or groups that are too large for an example, and where each of these begins.
 
@@ -476,9 +469,9 @@ def plan_splits(request: PlanRequest, partition: PartitionRows, oversized_rows: 
 def _plan_split(request: PlanRequest, partition: PartitionRows, fitting: Bools, split: str) -> PlannedSplit:
     index, form, limits = partition.index, request.form, request.limits
     rows, group_first_record = index.sort_rows(np.flatnonzero((index.splits == SPLITS.index(split)) & fitting))
-    records = SplitRecords(partition.tokens[rows], group_first_record)
     first_rows = rows[group_first_record[:-1]]
     group_keys = np.full(len(first_rows), -1) if index.groups is None else index.groups[first_rows]
+    records = SplitRecords(split, rows, partition.tokens[rows], group_first_record, group_keys)
 
     low = limits.min_budget_tokens
     span = limits.record_tokens - low + 1
@@ -500,37 +493,35 @@ def _plan_split(request: PlanRequest, partition: PartitionRows, fitting: Bools, 
     order = order_records(records, request.wanted_records if is_train else None, permute, is_series=is_series)
     if form.assembly.on_overflow == "split":
         order = split_large_runs(records, order, limits)
-    examples = cut_examples(records, order, limits, form.mode, draw_budgets if is_train and is_series else None)
-    return PlannedSplit(split, rows, group_keys, records, examples, examples.count_tokens(records, limits))
+    return cut_examples(records, order, limits, form.mode, draw_budgets if is_train and is_series else None)
 
 
 def summarize_split(mode: Mode, plan: PlannedSplit) -> SplitFacts:
     """Return the facts of a split's examples."""
-    examples, records = plan.examples, plan.records
-    unit_records = np.diff(examples.unit_first_place)
-    is_grouped = len(plan.group_keys) > 0 and int(plan.group_keys[0]) >= 0
+    records, shown = plan.records, plan.order.records
+    is_grouped = len(records.group_keys) > 0 and int(records.group_keys[0]) >= 0
     none = np.empty(0, np.int64)
     counts = {
-        "records": len(examples.records),
-        "distinct_records": len(plan.rows),
-        "groups": len(plan.group_keys) if is_grouped else 0,
+        "records": len(shown),
+        "distinct_records": len(records.rows),
+        "groups": len(records.group_keys) if is_grouped else 0,
         "examples": len(plan.example_tokens),
         "tokens": int(plan.example_tokens.sum()),
-        **{f"flush_{name}": int((examples.flushes == at).sum()) for at, name in enumerate(FLUSHES)},
-        "units": len(unit_records),
+        **{f"flush_{name}": int((plan.flushes == at).sum()) for at, name in enumerate(FLUSHES)},
+        "units": len(plan.unit_first_place) - 1,
     }
     measured: Mapping[str, Ints] = {
         "record_tokens": records.tokens,
         "group_tokens": records.group_tokens if is_grouped else none,
         "example_tokens": plan.example_tokens,
-        "example_records": np.diff(examples.example_first_place),
-        "example_groups": np.diff(examples.example_first_unit) if is_grouped else none,
+        "example_records": np.diff(plan.example_first_place),
+        "example_groups": np.diff(plan.example_first_unit) if is_grouped else none,
     }
     counted = {name: np.unique(values, return_counts=True) for name, values in measured.items()}
     sizes = {name: dict(zip(*(part.tolist() for part in both), strict=True)) for name, both in counted.items()}
-    shown_tokens = int(records.tokens[examples.records].sum())
+    shown_tokens = int(records.tokens[shown].sum())
     longest_group = 0 if mode == "tabular" else int(records.group_records.max(initial=0))
-    return SplitFacts(plan.split, counts, sizes, shown_tokens, longest_group)
+    return SplitFacts(records.split, counts, sizes, shown_tokens, longest_group)
 
 
 # ── What does not fit ──────────────────────────────────────────────────────────────────────────────

@@ -441,10 +441,10 @@ def list_prefills(
     read_column: ColumnReader,
 ) -> pa.Table | None:
     """Return the initial prefills of a partition; none under differential privacy, since it would publish records."""
-    train = next((split for split in splits if split.split == "train"), None)
+    train = next((split for split in splits if split.records.split == "train"), None)
     if form.mode != "sequential" or form.privacy.dp_enabled or train is None:
         return None
-    series = np.split(train.rows, train.records.group_first_record[1:-1])
+    series = np.split(train.records.rows, train.records.group_first_record[1:-1])
     shown = find_distinct(np.concatenate([np.append(rows[:PREFILL_RECORDS], rows[-1]) for rows in series]))
     texts = dict(zip(shown.tolist(), read_column(shown, "record"), strict=True))
     read, write = RecordDecoder(schema), Serialiser(schema, special_tokens=frame.special_tokens, wire=form.codec.wire)
@@ -470,7 +470,7 @@ def list_prefills(
             "stop": read_time(int(rows[-1])),
             "length": len(rows),
         }
-        for key, rows in zip(train.group_keys.tolist(), series, strict=True)
+        for key, rows in zip(train.records.group_keys.tolist(), series, strict=True)
     ]
     return pa.Table.from_pylist(lines, schema=PREFILL_SCHEMA)
 
@@ -490,28 +490,28 @@ def cut_slices(
     `parts` are those that the index counts.
     """
     part_first_row = compute_offsets([part.rows.rows for part in parts])
-    for split in splits:
-        made, first_place = split.examples, split.examples.example_first_place
-        part_at, row_in_part = index.locate_rows(split.rows[made.records])
+    for plan in splits:
+        records, first_place = plan.records, plan.example_first_place
+        part_at, row_in_part = index.locate_rows(records.rows[plan.order.records])
         rows = part_first_row[part_at] + row_in_part
         record_start = first_place[:-1]
         if mode == "sequential":
-            first_record = made.records[record_start]
-            record_start = first_record - split.records.group_first_record[split.records.find_groups(first_record)]
+            first_record = plan.order.records[record_start]
+            record_start = first_record - records.group_first_record[records.find_groups(first_record)]
         # In plan order.
         numbers = pl.DataFrame({"row": rows[first_place[:-1]]}).select(pl.int_range(pl.len()).over("row")).to_series()
         columns = [
             make_list_array(first_place, rows),
-            make_list_array(made.example_first_unit, np.diff(made.unit_first_place)),
+            make_list_array(plan.example_first_unit, np.diff(plan.unit_first_place)),
             numbers.to_arrow(),
             record_start,
-            made.passes.astype(np.int32),
-            made.budget_tokens,
-            np.array(FLUSHES)[made.flushes],
+            plan.passes.astype(np.int32),
+            plan.budget_tokens,
+            np.array(FLUSHES)[plan.flushes],
         ]
         examples = pa.table(columns, schema=SLICE_SCHEMA)
         # Later examples do not affect earlier borders.
-        borders = np.flatnonzero(np.diff(np.cumsum(split.example_tokens) // PART_TOKENS)) + 1
+        borders = np.flatnonzero(np.diff(np.cumsum(plan.example_tokens) // PART_TOKENS)) + 1
         for first, end in pairwise([0, *borders.tolist(), len(examples)]):
             if first == end:
                 continue
@@ -524,6 +524,6 @@ def cut_slices(
                 row_in_part[places],
                 own.drop_columns("rows"),
             ]
-            fingerprint = digest_json("examples", VERSION, frame.to_json(), split.split, mode, identify(shown))
-            tokens = int(split.example_tokens[first:end].sum())
-            yield ExampleSlice(fingerprint, split.split, len(local), tokens), own
+            fingerprint = digest_json("examples", VERSION, frame.to_json(), records.split, mode, identify(shown))
+            tokens = int(plan.example_tokens[first:end].sum())
+            yield ExampleSlice(fingerprint, records.split, len(local), tokens), own

@@ -189,7 +189,7 @@ def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartRe
     read_column = partial(read_row_column, place.store, [part.rows for part in parts], rows.index)
     oversized_rows, unit_first_row = find_oversized(request, rows)
     overflows = tuple(name_overflows(request, rows, oversized_rows, unit_first_row, read_column))
-    splits = [split for split in plan_splits(request, rows, oversized_rows) if len(split.rows)]
+    splits = [split for split in plan_splits(request, rows, oversized_rows) if len(split.records.rows)]
     files: dict[str, File] = {}
     slices: list[ExampleSlice] = []
     pieces = cut_slices(splits, request.form.mode, rows.index, parts, inputs.frame)
@@ -219,7 +219,7 @@ def _list_states(
     # Rows without tokens were rejected before.
     states = np.where(rows.tokens < 0, _KEPT, _NOT_SAMPLED).astype(np.int8)
     for split in splits:
-        states[split.rows[split.examples.records]] = _KEPT
+        states[split.records.rows[split.order.records]] = _KEPT
     states[oversized_rows] = ROW_STATES.index(f"{request.oversized_kind}_overflow")
     details = np.full(len(states), "", object)
     details[oversized_rows] = texts

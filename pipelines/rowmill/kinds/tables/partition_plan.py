@@ -129,14 +129,14 @@ Permute = Callable[[int, int], Ints]
 def order_records(
     records: SplitRecords, wanted_records: int | None, permute: Permute, *, is_series: bool
 ) -> RecordOrder:
-    """Put groups of records in order (alone, each record is one): each once, or so often that `wanted_records` show.
+    """Put groups of records in order (alone, each record is one): each once, or until `wanted_records` are shown.
 
     The last pass adds groups until its share is reached; the last series is truncated to a prefix. Passes permute the
     groups, never their records; a full first pass over series is in key order.
     """
     available, group_records = len(records.tokens), records.group_records
-    full_passes, rest = (1, 0) if wanted_records is None else divmod(wanted_records, max(available, 1))
-    pass_records = [available] * full_passes + [rest] * (rest > 0) if available else []
+    total = available if wanted_records is None or not available else wanted_records
+    pass_records = [min(available, total - before) for before in range(0, total, max(available, 1))]
     run_groups: list[Ints] = []
     run_records: list[Ints] = []
     for number, wanted in enumerate(pass_records):
@@ -176,7 +176,7 @@ def split_large_runs(records: SplitRecords, order: RecordOrder, limits: ExampleL
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedSplit:
-    """The examples of a split: its order of records in units, and these in examples.
+    """The examples of a split: its records in order, cut into units, and these into examples.
 
     A unit has one BOS and one EOS, an example one prompt: `unit_first_place` int64[U + 1] says where units begin,
     `example_first_unit` int64[E + 1] which unit is an example's first. Of each example there are all its tokens, its

@@ -137,22 +137,17 @@ class Masker:
     def _cut_and_verify(
         self, conversation: Conversation, rendered: RenderedConversation, supervised: list[int], located: LocatedContent
     ) -> MaskedConversation | Rejected:
+        """Cut the turns of supervised messages out of a render, and verify that exactly these train."""
         dropped, pieces = list(located.dropped), located.pieces()
         if conversation.tools:
             models = [(p.start, p.end) for p in pieces if conversation.messages[p.message]["role"] in self._roles]
             if is_tool_missing(conversation.tools, rendered.text, models):
                 dropped.append(("tool_list", -1))
         if dropped:
-            kept = self._apply_drop_policy(conversation.messages, supervised, dropped)
-            if isinstance(kept, Rejected):
-                return kept
-            # A message of which nothing is printed trains nothing, if the recipe counts all that is missing of it.
-            allowed = self._rules.on_dropped or {}
-            missing = {index: {kind for kind, origin in dropped if origin == index} for _, index in dropped}
-            unprinted = {i for i, kinds in missing.items() if all(allowed.get(kind) == "count" for kind in kinds)}
-            supervised = [index for index in kept if index in located.own or index not in unprinted]
-            if not supervised:
-                return Rejected("no_loss_tokens", "the template dropped text of every supervised message")
+            printed = self._select_printed(conversation.messages, supervised, dropped, located)
+            if isinstance(printed, Rejected):
+                return printed
+            supervised = printed
         frames = self.frames(conversation.kwargs)
         cutter = TurnCutter(
             rendered,
@@ -278,6 +273,26 @@ class Masker:
             for index in find_affected_answers(messages, origin, self._roles)
         }
         return [index for index in supervised if index not in off]
+
+    def _select_printed(
+        self,
+        messages: Sequence[Message],
+        supervised: list[int],
+        dropped: Sequence[tuple[str, int]],
+        located: LocatedContent,
+    ) -> list[int] | Rejected:
+        """Return which supervised messages still train, given the own text that the template dropped."""
+        kept = self._apply_drop_policy(messages, supervised, dropped)
+        if isinstance(kept, Rejected):
+            return kept
+        # A message of which nothing is printed trains nothing, if the recipe counts all that is missing of it.
+        allowed = self._rules.on_dropped or {}
+        missing = {index: {kind for kind, origin in dropped if origin == index} for _, index in dropped}
+        unprinted = {i for i, kinds in missing.items() if all(allowed.get(kind) == "count" for kind in kinds)}
+        printed = [index for index in kept if index in located.own or index not in unprinted]
+        if not printed:
+            return Rejected("no_loss_tokens", "the template dropped text of every supervised message")
+        return printed
 
     # ── reasoning ──
 

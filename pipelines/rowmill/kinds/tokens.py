@@ -323,25 +323,8 @@ class Tokens(DatasetKind):
             raise RejectError("unknown_schema", f"no ids with a mask, labels, a response or its length in {present}")
         # Fields are as long as what the record holds, its padding included, and of what it trains.
         declared = self.list_token_fields()
-        fields: dict[str, Numbers] = {}
-        ids, mask, response = found.ids, found.mask, found.response
-        _, count = find_first_column(record, COUNT_FIELDS)
-        if response is None and type(count) is int and 0 <= count <= len(ids):
-            # The last tokens are the answer if all trained ones are among them.
-            last = np.arange(len(ids)) >= len(ids) - count
-            response = None if (mask & ~last).any() else last
-        for name, declared_field in declared.items():
-            values = _read_field(record, found.turns, name, declared_field)
-            if values is None:
-                continue
-            # They are of all tokens, of the response, or of the trained ones; the others have 0.
-            chosen = [np.ones(len(ids), np.bool_), *(() if response is None else (response,)), mask]
-            counts = [int(places.sum()) for places in chosen]
-            if len(values) not in counts:
-                wanted = " or ".join(map(str, dict.fromkeys(counts)))
-                raise RejectError("length_mismatch", f"{name} has {len(values)} values, expected {wanted}")
-            fields[name] = np.zeros((len(ids), *values.shape[1:]), values.dtype)
-            fields[name][chosen[counts.index(len(values))]] = values
+        fields = _read_token_fields(record, found, declared)
+        ids, mask = found.ids, found.mask
         attention = record.get("attention_mask")
         if attention is not None:
             # The tokens at both ends that it leaves out are padding.
@@ -359,16 +342,7 @@ class Tokens(DatasetKind):
         if not mask.any():
             raise RejectError("no_loss_tokens", "no token but the first is trained" if len(ids) else "no tokens")
         columns: dict[str, Any] = {"input_ids": ids, "loss_mask": mask}
-        for name in self.row_fields:
-            value = record.get(name)
-            if value is not None and name == "reward":
-                if type(value) not in (int, float):
-                    raise RejectError("bad_field", f"reward is {describe_type(value)}, expected a number")
-                if not abs(value) <= _MOST:
-                    raise RejectError("bad_field", f"reward is {value}, expected a finite float32")
-            elif value is not None and type(value) not in (int, str):
-                raise RejectError("bad_field", f"{name} is {describe_type(value)}, expected text or an integer")
-            columns[name] = None if value is None else float(value) if name == "reward" else str(value)
+        columns |= {name: _read_row_field(name, record.get(name)) for name in self.row_fields}
         missing = [name for name in declared if name not in fields]
         columns |= {name: make_zeros(len(ids), declared[name].arrow_type) for name in missing}
         columns |= fields
@@ -376,6 +350,47 @@ class Tokens(DatasetKind):
         notes = tuple(f"{WITHOUT_FIELD}{name}" for name in missing)
         report = ParseReport(schema=found.schema, notes=notes) if notes else make_plain_report(found.schema)
         return Row("tokens", columns=columns, report=report, read_columns=self._read_columns)
+
+
+def _read_token_fields(
+    record: Mapping[str, Json], found: _MaskedIds, declared: Mapping[str, TokenField]
+) -> dict[str, Numbers]:
+    """Return the declared fields that a record has, with a value for each of its ids."""
+    fields: dict[str, Numbers] = {}
+    ids, mask, response = found.ids, found.mask, found.response
+    _, count = find_first_column(record, COUNT_FIELDS)
+    if response is None and type(count) is int and 0 <= count <= len(ids):
+        # The last tokens are the answer if all trained ones are among them.
+        last = np.arange(len(ids)) >= len(ids) - count
+        response = None if (mask & ~last).any() else last
+    for name, declared_field in declared.items():
+        values = _read_field(record, found.turns, name, declared_field)
+        if values is None:
+            continue
+        # They are of all tokens, of the response, or of the trained ones; the others have 0.
+        chosen = [np.ones(len(ids), np.bool_), *(() if response is None else (response,)), mask]
+        counts = [int(places.sum()) for places in chosen]
+        if len(values) not in counts:
+            wanted = " or ".join(map(str, dict.fromkeys(counts)))
+            raise RejectError("length_mismatch", f"{name} has {len(values)} values, expected {wanted}")
+        fields[name] = np.zeros((len(ids), *values.shape[1:]), values.dtype)
+        fields[name][chosen[counts.index(len(values))]] = values
+    return fields
+
+
+def _read_row_field(name: str, value: Json) -> float | str | None:
+    """Return the value of a field of the whole row: a reward as a number, others as text."""
+    if value is None:
+        return None
+    if name == "reward":
+        if type(value) not in (int, float):
+            raise RejectError("bad_field", f"reward is {describe_type(value)}, expected a number")
+        if not abs(value) <= _MOST:
+            raise RejectError("bad_field", f"reward is {value}, expected a finite float32")
+        return float(value)
+    if type(value) not in (int, str):
+        raise RejectError("bad_field", f"{name} is {describe_type(value)}, expected text or an integer")
+    return str(value)
 
 
 def _read_prompt_response(record: Mapping[str, Json], options: Tokens) -> _MaskedIds | None:

@@ -176,16 +176,9 @@ def make_canonical_rows(
     context: StageContext, benchmarks: tuple[ScannedBenchmark, ...], selection: left_out_rows.Selection | None = None
 ) -> StageOutput:
     """Make the rows of all parts, and drop what is left out by hand, duplicates and what other filters remove."""
-    import polars as pl
-
     part_groups = load_part_groups(context.input(RAW_DATASET))
     scanned = [part for group in part_groups for part in group]
-    if context.dataset.splits.time_key is not None and any(part.split_hint in HELD_OUT for part in scanned):
-        held = join_choices(split for split in HELD_OUT if any(part.split_hint == split for part in scanned))
-        raise ConfigError(
-            f"datasets.{context.dataset_name}.splits.time_key: the source has rows for {held} of its own; one of "
-            f"the two may say what is held out; delete time_key, or name a source without {held}"
-        )
+    _refuse_second_holdout(context, scanned)
     # Everything that decides the rows of a part, except the part itself.
     name = context.dataset_name or ""
     options = digest_json(CANONICAL_ROWS, name, identify_canonical_rows(context.recipe, name)["rows"])
@@ -204,12 +197,7 @@ def make_canonical_rows(
     split, resolved = split_by_time(context, searches[-1].parts if searches else distinct)
     final = form.assign_splits(context, split, decided)
     boundaries = {} if resolved is None else resolved.model_dump(mode="json", exclude_none=True)
-    # The rows of each group, largest first; none without a group key.
-    groups = pl.DataFrame({"group_key": [], "rows": []}, schema={"group_key": pl.String, "rows": pl.UInt32})
-    if context.dataset.splits.group_key is not None and final:
-        keys = scan_rows(context.store, [part.files["rows"] for part in final], ["group_key"])
-        counted = keys.group_by("group_key").agg(pl.len().alias("rows"))
-        groups = counted.sort("rows", "group_key", descending=[True, False]).collect(engine="streaming")
+    groups = _count_group_rows(context, final)
     own_counts, own_samples = form.count_dataset(context.store, parts, final)
     counts = add_up_counts(
         final,
@@ -238,6 +226,27 @@ def make_canonical_rows(
     if clean is not None:
         draft.details["scans"] = [scan.to_json() for one in benchmarks for scan in one.scans]
     return form.complete_rows(context, draft, decided)
+
+
+def _refuse_second_holdout(context: StageContext, scanned: Sequence[sources.SourcePart]) -> None:
+    """Refuse splits by time beside rows of the source that are held out already."""
+    if context.dataset.splits.time_key is not None and any(part.split_hint in HELD_OUT for part in scanned):
+        held = join_choices(split for split in HELD_OUT if any(part.split_hint == split for part in scanned))
+        raise ConfigError(
+            f"datasets.{context.dataset_name}.splits.time_key: the source has rows for {held} of its own; one of "
+            f"the two may say what is held out; delete time_key, or name a source without {held}"
+        )
+
+
+def _count_group_rows(context: StageContext, final: Sequence[Part]) -> "pl.DataFrame":
+    """Return the number of rows of each group (`group_key`, `rows`), largest first; no line without a group key."""
+    import polars as pl
+
+    if context.dataset.splits.group_key is None or not final:
+        return pl.DataFrame({"group_key": [], "rows": []}, schema={"group_key": pl.String, "rows": pl.UInt32})
+    keys = scan_rows(context.store, [part.files["rows"] for part in final], ["group_key"])
+    counted = keys.group_by("group_key").agg(pl.len().alias("rows"))
+    return counted.sort("rows", "group_key", descending=[True, False]).collect(engine="streaming")
 
 
 def list_taken_parts(context: StageContext) -> TakenGroup:
@@ -281,15 +290,6 @@ def _build_rows_output(
         "tools present": messages.tools_present,
         "tools parsed from string": messages.tools_parsed_from_string,
     }
-    histograms: dict[str, Histogram] = {}
-    if len(groups):
-        sizes = groups["rows"].to_numpy().astype(np.int64)
-        edges = find_distinct(np.geomspace(1, max(int(sizes.max()) + 1, 2), 24).round().astype(np.int64))
-        heights, _ = np.histogram(sizes, bins=edges)
-        bound = getattr(context.recipe.gates, "group_size", None)
-        limit = bound.at_most if bound is not None and bound.at_most is not None else 10_000
-        bars = tuple(float(e) for e in edges), tuple(int(height) for height in heights)
-        histograms["group_sizes"] = Histogram("rows per group", "rows", *bars, float(limit))
     return StageOutput(
         counts=counts,
         parts=final,
@@ -307,7 +307,7 @@ def _build_rows_output(
             # New rows move boundaries that are computed from shares, so a recipe should pin them.
             **_tabulate_found("boundaries", ("split", "begins"), boundaries.items()),
         },
-        histograms=histograms,
+        histograms={"group_sizes": _draw_group_sizes(context, groups)} if len(groups) else {},
         samples={
             "rejects": accounts.describe_rejects(context, final, rows.count_unintended()),
             "duplicates": samples.get("duplicate", ()),
@@ -325,6 +325,17 @@ def _build_rows_output(
             for f in make_row_schema(context.dataset.row_kind, context.dataset.format.get_rollout_fields().columns)
         ),
     )
+
+
+def _draw_group_sizes(context: StageContext, groups: "pl.DataFrame") -> Histogram:
+    """Return the histogram of rows per group, with the bound of the check of it."""
+    sizes = groups["rows"].to_numpy().astype(np.int64)
+    edges = find_distinct(np.geomspace(1, max(int(sizes.max()) + 1, 2), 24).round().astype(np.int64))
+    heights, _ = np.histogram(sizes, bins=edges)
+    bound = getattr(context.recipe.gates, "group_size", None)
+    limit = bound.at_most if bound is not None and bound.at_most is not None else 10_000
+    bars = tuple(float(edge) for edge in edges), tuple(int(height) for height in heights)
+    return Histogram("rows per group", "rows", *bars, float(limit))
 
 
 def _describe_unknown_roles(context: StageContext, final: Sequence[Part], roles: Mapping[str, int]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ the shape, and one in twenty may be broken: as many as the check `rejects` lets 
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -52,6 +52,80 @@ _ASKING_NAMES = {*ASKING_COLUMNS, *PROMPT_COLUMNS}
 """Columns of prompts, whose names other datasets write in capitals."""
 
 
+@dataclass(slots=True)
+class _SampleReading:
+    """What some records show when they are read with options of a kind."""
+
+    fits: int = 0
+    """Records that are read as rows."""
+    of: int = 0
+    """Records that are read, and those that have another shape."""
+    flags: dict[tuple[str, str], Json] = field(default_factory=dict[tuple[str, str], Json])
+    """By place and name, flags of training that nothing reads, with a value of each."""
+    given_away: int = 0
+    """Rows whose prompt holds their response."""
+    preferences: set[str] = field(default_factory=set[str])
+    """Columns of preference data that nothing reads."""
+    columns: Counter[str] = field(default_factory=Counter[str])
+    """The columns that are read, by records that have them."""
+    schemas: Counter[str] = field(default_factory=Counter[str])
+    problems: Counter[str] = field(default_factory=Counter[str])
+    """Why records could not be read as rows, with their number."""
+    text: int = 0
+    """Characters that are read."""
+    unread: Counter[str] = field(default_factory=Counter[str])
+    """Characters that nothing reads, by column."""
+
+
+def _read_sample(model: DatasetKind, options: DatasetOptions, sample: Sample) -> _SampleReading:
+    """Read the whole records of a sample as a build would."""
+    reader, read = Canonicalizer(options), _SampleReading()
+    for record in sample.whole:
+        row = reader(remove_nulls(dict(record)))
+        if isinstance(row, Rejected):
+            # A row that says that it does not train is read.
+            read.fits += row.reason == "untrained_row"
+            read.of += row.reason in SHAPE_REASONS or row.reason == "untrained_row"
+            read.problems[f"{row.reason}: {row.detail}"] += 1
+            continue
+        read.of += 1
+        roles = {message["role"] for message in row.messages if message["content"] or message.get("tool_calls")}
+        if row.kind == "conversation" and roles.isdisjoint(model.get_token_options().assistant_roles):
+            read.problems["no_assistant: no message of the model"] += 1
+            continue
+        if row.messages and not roles:
+            read.problems["bad_messages: no message has content"] += 1
+            continue
+        read.fits += 1
+        for unread_flag in filter(None, map(parse_unread_flag, row.report.notes)):
+            read.flags.setdefault(unread_flag, find_value(record, unread_flag[1]))
+        # A short answer may well stand in a long prompt.
+        is_long = len(row.output or "") > IDENTIFIER_CHARS
+        read.given_away += is_long and (row.output or "").strip() in (row.text or "")
+        read.preferences.update(list_present_columns(record, reader.unread_preferences))
+        read.schemas[row.report.schema] += 1
+        read.columns.update(name for name in row.read_columns if record.get(name) is not None)
+        read.text += measure_row_text(row)
+        read.unread.update(measure_unread_text(record, row, {*row.read_columns, *reader.read_elsewhere}))
+    return read
+
+
+def _find_problem(kind: type[DatasetKind], read: _SampleReading, sample: Sample) -> str:
+    """Return why records must not be read like that although they can be; empty if they may."""
+    compares = kind.get_name() == "preference"
+    if compared := [
+        name for name in sample.columns if name in read.preferences or (name in ANSWER_PAIRS and not compares)
+    ]:
+        return f"{', '.join(compared)}: a column of preference data, whose worse answers must not be trained"
+    if asking := [
+        name
+        for name, size in read.unread.items()
+        if name.lower() in _ASKING_NAMES and size * 2 > sum(len(str(record.get(name, ""))) for record in sample.whole)
+    ]:
+        return f"{', '.join(asking)}: a column of prompts, which nothing reads"
+    return "the prompt holds its response" if read.given_away * 2 > read.fits else ""
+
+
 def try_options(
     kind: type[DatasetKind],
     options: Mapping[str, Any],
@@ -65,56 +139,20 @@ def try_options(
     Flags of training that they have are read, if their names say what they mean; the others are named in the notes.
     """
     model = kind.model_validate({"kind": kind.get_name(), **options})
-    reader = Canonicalizer(DatasetOptions.model_validate({"format": model, **(groups or {})}))
-    flags: dict[tuple[str, str], Json] = {}
-    fits = of = given_away = 0
-    preferences: set[str] = set()
-    read_columns: Counter[str] = Counter()
-    schemas: Counter[str] = Counter()
-    problems: Counter[str] = Counter()
-    unread: Counter[str] = Counter()
-    read_text = 0
-    whole = sample.whole
-    for record in whole:
-        row = reader(remove_nulls(dict(record)))
-        if isinstance(row, Rejected):
-            # A row that says that it does not train is read.
-            fits += row.reason == "untrained_row"
-            of += row.reason in SHAPE_REASONS or row.reason == "untrained_row"
-            problems[f"{row.reason}: {row.detail}"] += 1
-            continue
-        roles = {message["role"] for message in row.messages if message["content"] or message.get("tool_calls")}
-        if row.kind == "conversation" and roles.isdisjoint(model.get_token_options().assistant_roles):
-            of += 1
-            problems["no_assistant: no message of the model"] += 1
-            continue
-        if row.messages and not roles:
-            of += 1
-            problems["bad_messages: no message has content"] += 1
-            continue
-        fits, of = fits + 1, of + 1
-        for unread_flag in filter(None, map(parse_unread_flag, row.report.notes)):
-            flags.setdefault(unread_flag, find_value(record, unread_flag[1]))
-        # A short answer may well stand in a long prompt.
-        given_away += len(row.output or "") > IDENTIFIER_CHARS and (row.output or "").strip() in (row.text or "")
-        preferences.update(list_present_columns(record, reader.unread_preferences))
-        schemas[row.report.schema] += 1
-        read_columns.update(name for name in row.read_columns if record.get(name) is not None)
-        read_text += measure_row_text(row)
-        unread.update(measure_unread_text(record, row, {*row.read_columns, *reader.read_elsewhere}))
+    read = _read_sample(model, DatasetOptions.model_validate({"format": model, **(groups or {})}), sample)
     reads_weights = "loss" in kind.GROUPS and "weights" not in kind.FIELDS_NOT_READ.get("loss", ())
     # Weights other than 0 and 1, and those of rows, need an option.
-    needs_weights = any(problem.startswith("bad_weight") for problem in problems) or any(
+    needs_weights = any(problem.startswith("bad_weight") for problem in read.problems) or any(
         place == "column" and name in model.list_message_flags() and type(value) is not bool
-        for (place, name), value in flags.items()
+        for (place, name), value in read.flags.items()
     )
     if reads_weights and needs_weights and groups is None:
         weighed = try_options(kind, options, sample, notes=notes, groups={"loss": {"weights": True}})
-        if weighed.fits >= max(fits, 1):
+        if weighed.fits >= max(read.fits, 1):
             return weighed
     meanings = {
         name: meaning
-        for (place, name), value in flags.items()
+        for (place, name), value in read.flags.items()
         if "message_flags" in kind.model_fields and (place != "column" or kind.READS_FLAG_COLUMNS)
         if name not in model.list_message_flags() and (meaning := suggest_meaning(name, value)) is not None
     }
@@ -131,31 +169,20 @@ def try_options(
             reads=place != "column" or kind.READS_FLAG_COLUMNS,
             is_known=name in model.list_message_flags(),
         )
-        for (place, name), value in flags.items()
+        for (place, name), value in read.flags.items()
     ]
-    total = read_text + unread.total()
-    problem, compares = "", kind.get_name() == "preference"
-    if compared := [name for name in sample.columns if name in preferences or (name in ANSWER_PAIRS and not compares)]:
-        problem = f"{', '.join(compared)}: a column of preference data, whose worse answers must not be trained"
-    elif asking := [
-        name
-        for name, size in unread.items()
-        if name.lower() in _ASKING_NAMES and size * 2 > sum(len(str(record.get(name, ""))) for record in whole)
-    ]:
-        problem = f"{', '.join(asking)}: a column of prompts, which nothing reads"
-    elif given_away * 2 > fits:
-        problem = "the prompt holds its response"
+    total = read.text + read.unread.total()
     order = {name: i for i, name in enumerate(sample.columns)}
     return Recognition(
         {"kind": kind.get_name(), **options},
-        fits,
-        of,
+        read.fits,
+        read.of,
         len(sample.records),
-        sorted(read_columns, key=lambda name: order.get(name, 0)),
-        {name: size / total for name, size in unread.most_common() if total},
-        problems.most_common(1)[0][0] if problems else "",
-        problem,
-        [name for name, _ in schemas.most_common()],
+        sorted(read.columns, key=lambda name: order.get(name, 0)),
+        {name: size / total for name, size in read.unread.most_common() if total},
+        read.problems.most_common(1)[0][0] if read.problems else "",
+        _find_problem(kind, read, sample),
+        [name for name, _ in read.schemas.most_common()],
         [*notes, *undecided],
         groups or {},
         kind.PRECEDENCE,

@@ -110,6 +110,19 @@ def _read_sample(model: DatasetKind, options: DatasetOptions, sample: Sample) ->
     return read
 
 
+def _needs_weights(model: DatasetKind, read: _SampleReading) -> bool:
+    """Return whether the option of weights, if the kind has it, reads what else is refused or unread.
+
+    These are weights other than 0 and 1, and those of rows.
+    """
+    if "loss" not in model.GROUPS or "weights" in model.FIELDS_NOT_READ.get("loss", ()):
+        return False
+    return any(problem.startswith("bad_weight") for problem in read.problems) or any(
+        place == "column" and name in model.list_message_flags() and type(value) is not bool
+        for (place, name), value in read.flags.items()
+    )
+
+
 def _find_problem(kind: type[DatasetKind], read: _SampleReading, sample: Sample) -> str:
     """Return why records must not be read like that although they can be; empty if they may."""
     compares = kind.get_name() == "preference"
@@ -140,13 +153,7 @@ def try_options(
     """
     model = kind.model_validate({"kind": kind.get_name(), **options})
     read = _read_sample(model, DatasetOptions.model_validate({"format": model, **(groups or {})}), sample)
-    reads_weights = "loss" in kind.GROUPS and "weights" not in kind.FIELDS_NOT_READ.get("loss", ())
-    # Weights other than 0 and 1, and those of rows, need an option.
-    needs_weights = any(problem.startswith("bad_weight") for problem in read.problems) or any(
-        place == "column" and name in model.list_message_flags() and type(value) is not bool
-        for (place, name), value in read.flags.items()
-    )
-    if reads_weights and needs_weights and groups is None:
+    if groups is None and _needs_weights(model, read):
         weighed = try_options(kind, options, sample, notes=notes, groups={"loss": {"weights": True}})
         if weighed.fits >= max(read.fits, 1):
             return weighed

@@ -361,8 +361,21 @@ def tokenize_part(inputs: TokenizeInputs, place: PartPlace) -> PartResult:
         is_kept = np.ones(rows.num_rows, bool)
         is_kept[[at for at, _ in prepared.rejected]] = False
         kept = kept.filter(pa.array(is_kept))
-    table, reasons = prepared.examples, log.counts()
-    kept_ids, row_count = kept.column("row_id"), rows.num_rows
+    counted = _count_examples(inputs, rows, prepared, counts, log)
+    if preparer.printer is not None:
+        counted += _count_template(inputs, preparer, counts, log.counts(), kept.column("tools"), place)
+    files = {
+        "examples": place.write("examples", prepared.examples),
+        **write_accounts(place, kept.column("row_id"), log),
+    }
+    return PartResult(files, counts=counted)
+
+
+def _count_examples(
+    inputs: TokenizeInputs, rows: pa.Table, prepared: PreparedExamples, counts: TokenizationCounts, log: RejectLog
+) -> list[Counts]:
+    """Return what is counted of a part's rows and of the examples that were made of them."""
+    table, reasons, row_count = prepared.examples, log.counts(), rows.num_rows
     by_split = count_tokens_by_split(table)
     original = table.column("original_tokens").to_numpy().astype(np.int64)
     trains = inputs.dataset.format.has_targets()
@@ -370,7 +383,7 @@ def tokenize_part(inputs: TokenizeInputs, place: PartPlace) -> PartResult:
     counted: list[Counts] = [
         ExampleCounts(
             rows=row_count,
-            kept=len(kept_ids),
+            kept=row_count - len({at for at, _ in prepared.rejected}),
             examples=table.num_rows,
             reasons=reasons,
             tokens_by_split=by_split,
@@ -410,10 +423,7 @@ def tokenize_part(inputs: TokenizeInputs, place: PartPlace) -> PartResult:
     if inputs.is_text_file:
         is_text = pc.equal(rows.column("kind"), "text").to_numpy(zero_copy_only=False)
         counted.append(count_text_files(np.bincount(prepared.places, weights=original, minlength=row_count)[is_text]))
-    if preparer.printer is not None:
-        counted += _count_template(inputs, preparer, counts, reasons, kept.column("tools"), place)
-    files = {"examples": place.write("examples", table), **write_accounts(place, kept_ids, log)}
-    return PartResult(files, counts=counted)
+    return counted
 
 
 def _count_template(

@@ -398,14 +398,14 @@ class FrameLearner:
             known = (end for end in self._ends.get(("assistant", "user"), ()) if shared.startswith(end))
             return max(known, key=len, default="") or shared, False
         if role in self._roles:
-            # gpt-oss ends an answer before another one by a token of its own. If no other answer ends like that, the
-            # template joins two turns (`NAMED_END` of the tests): the text between them belongs to the second.
+            # gpt-oss ends the last answer of a chat with another token. If no other answer ends like that, the template
+            # joins two turns (`NAMED_END` of the tests): the text between them belongs to the second.
             return own if any(own.endswith(end) for end in self._list_answer_ends()) else "", False
         if own and (ending := self._keep_constant_end(turn, own)):
             # ChatML of vLLM prints nothing at the end of a chat, so there is no more to compare with.
             return ending, False
-        # GLM-4.6 ends no answer, so the model writes the token that opens the next message, and stops. Metharme opens
-        # the model's turn at the end of every chat.
+        # GLM-4.6 ends no answer, so the model writes the token that opens the next message, and stops. So it does for
+        # Metharme, which prints EOS at the end of a chat, so that its calls need no such token.
         token = find_opening_token(after, self._tokens)
         return token, bool(token) and not last.strip()
 

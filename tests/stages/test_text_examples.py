@@ -153,7 +153,7 @@ def _chat_example(mask: list[int]) -> Example:
 def test_verified_counts_only_masks_that_own_text_agrees_with(mask: list[int], verified: int) -> None:
     columns = make_columns([(0, 0, _chat_example(mask)), (1, 0, _chat_example([0, 0, 0, 0, 1, 1, 1, 0]))])
 
-    assert columns.count_by_kind()[2] == verified + 1
+    assert columns.count_verified()[2] == verified + 1
 
 
 def _spans(example: dict[str, list[int]]) -> list[tuple[str, list[int]]]:

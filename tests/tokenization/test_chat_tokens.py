@@ -123,7 +123,7 @@ def test_token_shared_with_the_template_trains_at_both_edges(
     pieces = (ContentSpan(0, 1, 0, "user"), ContentSpan(*answer, 1, "assistant"))
     made = example_of(merging(tmp_path), MaskedConversation(text, (Span(*trained, 1),), pieces))
     assert made.mask.tolist() == [False, True, True]
-    assert make_columns([(0, 0, made)]).count_by_kind()[2] == 1
+    assert make_columns([(0, 0, made)]).count_verified()[2] == 1
 
 
 def test_recipe_with_split_boundary_keeps_inference_ids_in_every_turn(tmp_path: Path) -> None:

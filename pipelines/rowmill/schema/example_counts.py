@@ -42,7 +42,8 @@ class ExampleCounts(Counts):
     unaccounted_tokens: int = 0
     """Tokens of no class, or of two."""
     verified_examples: int = 0
-    """Examples whose loss mask agrees with what was computed apart from it."""
+    """Examples whose loss mask agrees with what was computed apart from it: with their spans
+    (`ExampleColumns.count_verified`), those of tables too (`count_verified` in `kinds/tables/record_tokens.py`)."""
     rows_to_train: int = 0
     """Rows that shall have a trained token; of examples that join rows, the examples."""
     untrained_rows: int = 0
@@ -85,7 +86,7 @@ class ExampleCounts(Counts):
         return count_unaccounted(self.rows, self.list_ledger()) + self.unaccounted_tokens
 
     def share_rejected(self) -> float:
-        """Return the share of rows rejected by reasons that have no check of their own."""
+        """Return the share of rows rejected by reasons that have no check of their own, which `count_refused` names."""
         return compute_share(sum(self.count_refused().values()), self.rows)
 
     def count_classes(self) -> dict[str, int]:

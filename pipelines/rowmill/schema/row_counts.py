@@ -26,10 +26,14 @@ class RowCounter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCounts(Counts):
-    """What rows of all kinds of data are counted by."""
+    """What rows of all kinds of data are counted by.
+
+    A part counts them where its rows are made: `stages/canonical_rows/text_rows.py`, `kinds/tables/part_rows.py`. A
+    filter that removes rows counts its part again, and adds its reason (`parts/accounts.py`).
+    """
 
     records: int = 0
-    """Records read, those that were not taken among them."""
+    """Records read, those that were not taken among them; set once, by `stages/canonical_rows/stage.py`."""
     further_rows: int = 0
     """Rows beside the first that were made of one record."""
     kept: int = 0
@@ -60,7 +64,10 @@ class RowCounts(Counts):
         return count_unaccounted(self.records + self.further_rows, self.list_ledger())
 
     def share_rejected(self) -> float:
-        """Return the share of records rejected by reasons that the recipe did not ask for."""
+        """Return the share of records rejected by reasons that the recipe did not ask for.
+
+        Without `INTENDED_REASONS` above the line, and without `NO_RECORD_REASONS` and what was left out below it.
+        """
         return compute_share(sum(self.count_unintended().values()), self.count_taken())
 
     def count_taken(self) -> int:

@@ -581,11 +581,12 @@ class ExampleColumns:
         begins = self.span_starts + np.repeat(self.offsets[:-1], np.diff(self.span_offsets))
         return np.append(begins, len(self.mask))
 
-    def count_by_kind(self) -> tuple[Ints, Ints, int]:
+    def count_verified(self) -> tuple[Ints, Ints, int]:
         """Return each example's trained tokens, those of its template text that do not train, and how many agree.
 
-        The mask of an example agrees with its spans if the text of every message trains as a whole or not at all,
-        except for the example's first token. A mask that is shifted by one token violates this.
+        That is the number of the check `mask_verified`: the mask of an example agrees with its spans if the text of
+        every message trains as a whole or not at all, except for the example's first token. A mask that is shifted by
+        one token violates this.
         """
         places, count = self.locate_spans(), len(self.rows)
         sizes, trained = np.diff(places), count_true(self.mask, places)
@@ -638,7 +639,7 @@ def tabulate_examples(
     own = table.select(["row_id", "split", "domain"]).take(rows)
     names, splits, domains = map(pa.ChunkedArray.combine_chunks, own.columns)
     numbers = pa.array(columns.ks).cast(pa.string()) if columns.ks.any() else pa.scalar("0")
-    trained, template, verified = columns.count_by_kind()
+    trained, template, verified = columns.count_verified()
     of_tokens = pa.array(columns.offsets.astype(np.int32))
     of_spans = pa.array(columns.span_offsets.astype(np.int32))
     make_lists = pa.ListArray.from_arrays

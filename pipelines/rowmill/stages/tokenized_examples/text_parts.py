@@ -88,7 +88,7 @@ class PreparedExamples:
     """The outcome of a part's rows: examples in `EXAMPLE_SCHEMA`, in row order, and rejects by row.
 
     `places` int64[E] are the rows of the examples, `on_fast_path` int64[N] the conversations that the fast path built;
-    both ascend. `verified` counts examples whose token mask agrees with their spans (`ExampleColumns.count_by_kind`).
+    both ascend. `verified` counts examples whose token mask agrees with their spans (`ExampleColumns.count_verified`).
     """
 
     examples: pa.Table

@@ -69,6 +69,7 @@ found["pairs"] = {
     dataset: sorted([one["kind"], one["text"], one["output"]] for one in read(dataset, "canonical_rows", "rows"))
     for dataset in ("cards", "questions")
 }
+found["talks"] = [[json.loads(one["messages"]), one["kind"]] for one in read("talks", "canonical_rows", "rows")]
 found["masks"] = [one["loss_mask"] for one in read("questions", "tokenized_examples", "examples")]
 found["schema"] = json.dumps(json_schema())
 scans = manifest.load_current(store, ("both", "cards", "raw_dataset")).details["scans"]
@@ -111,6 +112,9 @@ def test_what_the_page_adds_is_built_verified_and_exported(tmp_path: Path) -> No
     questions = [{"question": f"{i} and {i}{'?' if i else ''}", "answers": [f"{i}", f"*{2 * i}"]} for i in range(12)]
     bad = [{"question": "no right answer", "answers": []}, {"question": "no answers"}]
     (project / "data/questions.jsonl").write_bytes(lines([*questions, *bad]))
+    turns = [[{"role": role, "content": f"{role} {i}"} for role in ("user", "assistant")] for i in range(3)]
+    talks = [[{"role": "system", "content": f"s{i}"}, *turns[0], *turns[1], *turns[2]] for i in range(6)]
+    (project / "data/talks.jsonl").write_bytes(lines([{"messages": one} for one in [*talks, turns[0]]]))
     (project / "data/words.cards").write_text("".join(f"word {i}|wort {i}\n" for i in range(9)), encoding="utf-8")
     (project / "data/more.cards.gz").write_bytes(gzip.compress(b"sky|blue\n"))
     done = subprocess.run(
@@ -124,9 +128,12 @@ def test_what_the_page_adds_is_built_verified_and_exported(tmp_path: Path) -> No
     assert "12 rows · 1 split" in made["build"]
     assert {"both/cards/row_census", "both/questions/row_census"} <= {*made["gates"]}, "each stage is a gate of ranks"
     assert made["asset"] == ["The rows of a dataset, counted once more.", ["both/cards.canonical_rows"]]
-    assert made["rows"] == [["cards", 10], ["questions", 12]]
-    assert made["checks"] == [["cards", "not_applicable", None, 1], ["questions", "failed", round(11 / 12, 9), 1]]
-    assert made["asked"] == ["both/cards.canonical_rows", "both/questions.canonical_rows"]
+    assert made["rows"] == [["cards", 10], ["questions", 12], ["talks", 7]]
+    without = [[name, "not_applicable", None, 1] for name in ("cards", "talks")]
+    assert made["checks"] == [without[0], ["questions", "failed", round(11 / 12, 9), 1], without[1]]
+    assert made["asked"] == [f"both/{name}.canonical_rows" for name in ("cards", "questions", "talks")]
+    cut = [[[one[0], *turns[2]], "conversation"] for one in talks]
+    assert made["talks"] == [*cut, [turns[0], "conversation"]], "the option is read"
     assert all("write the question mark that is missing" in made[command] for command in ("build", "verify"))
     assert '"const": "quiz"' in made["schema"], "editors complete the name of the kind"
     cards = [["pair", f"word {i}", f"wort {i}"] for i in range(9)]

@@ -227,15 +227,17 @@ class Export(Config):
         weighted = [name for name, dataset in summary.datasets.items() if dataset.has_weights]
         if weighted and not self.HOLDS_WEIGHTS:
             raise ConfigError(
-                f"kind {self.kind_name} cannot store the loss weights of datasets.{weighted[0]}; native, mds and "
-                "tinker can; choose one of them, or set loss.weights: false and loss.prompt_weight: 0"
+                f"kind {self.kind_name} cannot store the loss weights of datasets.{weighted[0]}; "
+                f"{_join_kinds('HOLDS_WEIGHTS')} can; choose one of them, or set loss.weights: false and "
+                "loss.prompt_weight: 0"
             )
         carrying = [(name, dataset.fields) for name, dataset in summary.datasets.items() if dataset.fields]
         if carrying and not self.HOLDS_FIELDS:
             name, fields = carrying[0]
             raise ConfigError(
-                f"kind {self.kind_name} cannot store {fields[0]}, a field of the rows of datasets.{name}; native and "
-                "hf can; choose one of them, or take it off format.token_fields and format.row_fields"
+                f"kind {self.kind_name} cannot store {fields[0]}, a field of the rows of datasets.{name}; "
+                f"{_join_kinds('HOLDS_FIELDS')} can; choose one of them, or take it off format.token_fields and "
+                "format.row_fields"
             )
         opened = [f"datasets.{name}" for name, dataset in summary.datasets.items() if dataset.is_open]
         if opened and self.form == "unpacked" and not self.allows_open_attention():
@@ -281,6 +283,17 @@ class Export(Config):
     def pointer(self, data: str, context: ExportContext) -> str:
         """Return the lines of a trainer's configuration that open this export; `data` is its data folder."""
         raise NotImplementedError
+
+
+def _join_kinds(flag: Literal["HOLDS_WEIGHTS", "HOLDS_FIELDS"]) -> str:
+    """Return the kinds of exports that have a flag, in the order of their declarations: `native, mds and tinker`."""
+    kinds, waiting = list[str](), [Export]
+    while waiting:
+        one = waiting.pop()
+        waiting += reversed(one.__subclasses__())
+        if getattr(one, flag) and "kind" in one.model_fields:
+            kinds.append(str(one.model_fields["kind"].default))
+    return " and ".join([", ".join(kinds[:-1]), kinds[-1]])
 
 
 class Sharded(Export):

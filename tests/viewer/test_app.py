@@ -370,3 +370,25 @@ def test_comparison_tells_masks_tokens_and_splits_apart_and_names_reasons(tmp_pa
     assert re.fullmatch(r"\d+ rows in another split", headings[1])
     assert headings[2] == "19 rows with another mask"
     assert "1 left_out_by_hand</a>" in page
+
+
+@pytest.mark.slow
+def test_comparison_has_the_records_that_came_and_were_rejected(tmp_path: Path) -> None:
+    broken = {"messages": "no list"}
+    rows = [*(chat(i) for i in range(20)), broken]
+    workspace = Workspace(tmp_path).one("rows.jsonl", rows)
+    workspace.build()
+    # The first record is broken where it was; of the two new ones that are broken, one is like an earlier one.
+    workspace.write("rows.jsonl", [{"messages": 7}, *rows[1:], chat(30), broken, {"messages": 8}])
+    built = workspace.build()
+    page = ask(Builds.of_folder(tmp_path / "configs", None), "/mini/compare").text
+    sections = re.findall(r"<h2>rows: ([^<]+)</h2>(.*?)</section>", page, re.DOTALL)
+
+    assert [heading for heading, _ in sections] == ["1 row came", "1 row went", "2 records newly rejected"]
+    assert re.findall(r">([^<]*bad_messages)</a>", sections[1][1]) == ["1 bad_messages"]
+    assert re.findall(r">([^<]*bad_messages)</a>", sections[2][1]) == ["2 bad_messages"]
+    shown = re.findall(r'<tr data-row="([^"]+)"', sections[2][1])
+    assert shown == [row["row_id"] for row in built.rejected_rows()][2:]
+    assert "rows.jsonl:23" in sections[2][1]
+    built_at = re.findall(r"What changed <span[^>]*>since the build of (\d{4}-\d\d-\d\d \d\d:\d\d UTC)</span>", page)
+    assert len(built_at) == 1

@@ -205,14 +205,15 @@ def _count_moves(store: Store, before: Manifest | None, after: Manifest | None) 
     return total
 
 
-RowChange: TypeAlias = Literal["came", "went", "text", "split", "tokens", "mask"]
+RowChange: TypeAlias = Literal["came", "went", "text", "split", "tokens", "mask", "rejected"]
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedRows:
-    """How many rows of a dataset changed in one way, the first of them, and for rows that went how many by reason.
+    """How many rows of a dataset changed in one way, the first of them, and how many were rejected for each reason.
 
-    `rows` are ids in the build after the change; of rows that went, in the one before.
+    Reasons belong to rows that went, and to records that are newly rejected. `rows` are ids in the build after the
+    change; of rows that went, in the one before.
     """
 
     dataset: str
@@ -233,7 +234,8 @@ def list_changed_rows(
     """Yield the rows of a dataset that came, went, or have another text, split, tokens or mask; none if there are none.
 
     Rows are the same by content. One that went and one that came at the same place of a file changed its text. Files
-    that both builds have are not read, and equal rows are paired in their order.
+    that both builds have are not read, and equal rows are paired in their order. Records that are rejected now and were
+    not before come last; a row that went because it is rejected now is not among them.
     """
     import polars as pl
 
@@ -261,10 +263,13 @@ def list_changed_rows(
     }  # fmt: skip
     old_examples, new_examples = (made.get((name, dataset, TOKENIZED_EXAMPLES)) for made in (before, after))
     found |= _compare_examples(store, old_examples, new_examples, both)
-    reasons = _count_reasons(store, sides[1], set(went["place"].to_list()))
+    left = set(went["place"].to_list())
+    rejected = _list_new_rejects(store, sides, left)
+    found["rejected"] = rejected["row_id"]
+    reasons = {"went": _count_reasons(store, sides[1], left), "rejected": _sum_reasons(rejected)}
     for change, row_ids in found.items():
         if len(row_ids):
-            by_reason = reasons if change == "went" else {}
+            by_reason = reasons.get(change, {})
             yield ChangedRows(dataset, change, len(row_ids), tuple(row_ids.head(limit).to_list()), by_reason)
 
 
@@ -277,7 +282,9 @@ def _read_new_files(
     known = {file.digest for file in other.files(name)} if other is not None else set[str]()
     files = [file for file in output.files(name) if file.rows and file.digest not in known] if output else []
     if not files:
-        return pl.DataFrame(schema=dict.fromkeys(columns, pl.String) | {"content_hash": pl.Binary})[columns]
+        return pl.DataFrame(schema=dict.fromkeys(columns, pl.String) | {"content_hash": pl.Binary, "raw": pl.Binary})[
+            columns
+        ]
     return scan_rows(store, files, columns).collect(engine="streaming")
 
 
@@ -340,8 +347,26 @@ def _count_reasons(store: Store, side: Sequence[Manifest | None], places: set[st
         return {}
     rejects = scan_rows(store, files, ["row_id", "reason"]).collect(engine="streaming")
     at_places = rejects.with_columns(place=_locate_rows(rejects, raw)).filter(pl.col("place").is_in(list(places)))
-    counted = at_places.group_by("reason").len().sort("len", "reason", descending=[True, False])
+    return _sum_reasons(at_places)
+
+
+def _sum_reasons(rejects: "pl.DataFrame") -> dict[str, int]:
+    counted = rejects.group_by("reason").len().sort("len", "reason", descending=[True, False])
     return dict(counted.iter_rows())
+
+
+def _list_new_rejects(store: Store, sides: Sequence[Sequence[Manifest | None]], known: set[str]) -> "pl.DataFrame":
+    """Return the rejects that the build before lacks, by reason and raw record, but for those at known places."""
+    import polars as pl
+
+    old, new = (
+        _read_new_files(store, side[1], sides[1 - at][1], "rejects", ["row_id", "reason", "raw"])
+        .with_columns(raw=pl.col("raw").hash())
+        .with_columns(n=pl.int_range(pl.len()).over("reason", "raw"))
+        for at, side in enumerate(sides)
+    )
+    came = new.join(old, on=["reason", "raw", "n"], how="anti", maintain_order="left")
+    return came.filter(~_locate_rows(came, sides[1][0]).is_in(list(known)))
 
 
 # ── Since the last build ───────────────────────────────────────────────────────────────────────────

@@ -443,7 +443,7 @@ def show_step(builds: Builds, build: Build, number: str) -> str:
 
 CHANGES: "Mapping[RowChange, str]" = {
     "came": "came", "went": "went", "text": "with another text", "split": "in another split",
-    "tokens": "with other tokens", "mask": "with another mask",
+    "tokens": "with other tokens", "mask": "with another mask", "rejected": "newly rejected",
 }  # fmt: skip
 MAX_CHANGED_ROWS = 50
 """Rows that are shown of each change of a dataset."""
@@ -466,9 +466,20 @@ def show_comparison(builds: Builds, build: Build, version: str) -> str:
         for dataset in build.project.recipe.datasets:
             for changed in list_changed_rows(build.project, dataset, *sides, limit=MAX_CHANGED_ROWS):
                 of = other if changed.change == "went" else build
-                shown = lists.read_list(connection, of, ListQuery("rows", {}, ids=changed.rows), counts=False).lines
+                query = ListQuery("rejects" if changed.change == "rejected" else "rows", {}, ids=changed.rows)
+                shown = lists.read_list(connection, of, query, counts=False).lines
                 changes.append({"one": changed, "rows": shown, "to": Links(of)})
-    return render("compare", build=build, to=Links(build), other=other, others=others, changes=changes, labels=CHANGES)
+    built_at = dict(versions).get(other.version, "")
+    return render(
+        "compare",
+        build=build,
+        to=Links(build),
+        other=other,
+        since=format_time(built_at) if built_at else other.version,
+        others=others,
+        changes=changes,
+        labels=CHANGES,
+    )
 
 
 # ── Search and SQL ─────────────────────────────────────────────────────────────────────────────────

@@ -233,6 +233,9 @@ def test_search_leads_to_what_its_words_name(built: Built, builds: Builds) -> No
         return ask(builds, f"/mini/search?q={text}").headers["location"].partition("?version")[0]
 
     assert go("step%200") == "/mini/steps/0"
+    rank = ask(builds, "/mini/search?q=step%200,%20rank%201").headers["location"]
+    assert rank.startswith("/mini/steps/0?")
+    assert rank.endswith("#rank-1")
     assert go(row_id) == go(f"{row_id}%230") == go(f"chats.jsonl:{number}") == f"/mini/rows/{row_id}"
     assert go("chats/train/0") == "/mini/sequences/chats/train/0"
     assert go("bad_messages").startswith("/mini/rejects?reason=bad_messages")
@@ -282,6 +285,15 @@ def test_step_has_the_sequences_that_the_ranks_read(built: Built, builds: Builds
     }
     assert set(re.findall(r">(\w+/train/\d+)</a>", page)) == wanted
     assert [int(rank) for rank in re.findall(r'id="rank-(\d+)"', page)] == [0, 1]
+    by_rank = {
+        rank: sum(int(tokens.replace(",", "")) for tokens in re.findall(f'#rank-{rank}">([0-9,]+)<', page))
+        for rank in re.findall(r'<th class="number"><a href="#rank-(\d+)">', page)
+    }
+    headed = re.findall(r'id="rank-(\d+)">.*, ([\d,]+) tokens', page)
+    assert by_rank == {rank: int(tokens.replace(",", "")) for rank, tokens in headed}
+    assert [*by_rank] == ["0", "1"]
+    steps = built.facts("training_splits")["steps"]
+    assert f"of steps 0 to {steps - 1}<" in page
     assert ask(builds, "/mini/steps/9999").status == 404
 
 

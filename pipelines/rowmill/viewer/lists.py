@@ -264,6 +264,12 @@ def read_losses(connection: "duckdb.DuckDBPyConnection", row_ids: Sequence[str])
     return {line["row_id"]: (line["loss"], line["above_step"]) for line in lines}
 
 
+def read_step_losses(connection: "duckdb.DuckDBPyConnection", step: int) -> dict[str, float]:
+    """Return the mean loss of each example that a run trained on in a step."""
+    sql = "SELECT example_id, avg(loss) AS loss FROM losses WHERE step = ? GROUP BY example_id"
+    return {line["example_id"]: line["loss"] for line in _fetch(connection, sql, [step])}
+
+
 def read_losses_by_domain(connection: "duckdb.DuckDBPyConnection", build: Build) -> list[dict[str, Any]]:
     """Return the rows with losses, their mean loss and how much it is above that of their steps, by dataset and domain.
 

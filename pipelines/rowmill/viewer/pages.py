@@ -416,6 +416,7 @@ def show_step(builds: Builds, build: Build, number: str) -> str:
     step = trace.list_step(build.project.store, splits, world_size=width, step=int(number))
     with builds.query_builds(build) as connection:
         held = lists.read_segments(connection, build, [(one.dataset, one.sequence) for one in step if one.dataset])
+        losses = lists.read_step_losses(connection, int(number)) if builds.losses else None
     by_rank: dict[int, list[dict[str, Any]]] = {}
     shares: dict[tuple[str, str], list[int]] = {}
     for one in step:
@@ -434,6 +435,7 @@ def show_step(builds: Builds, build: Build, number: str) -> str:
         ranks=sorted(by_rank.items()),
         shares=sorted(shares.items(), key=lambda pair: -sum(pair[1])),
         has_domains=any(domain for _, domain in shares),
+        losses=losses,
         width=width,
         outdated=""
         if all(name in lineage.made for lineage in build.lineages.values() for name in (TRAINING_SPLITS,))
@@ -486,10 +488,10 @@ def show_comparison(builds: Builds, build: Build, version: str) -> str:
 
 
 def find_address(build: Build, text: str) -> str:
-    """Return the address that a search leads to: an id, `file:line`, `step N`, a sequence, a reason, or a text."""
+    """Return the address that a search leads to: an id, `file:line`, `step N rank M`, a reason, or a text."""
     links, words = Links(build), text.strip()
-    if found := re.fullmatch(r"step\s+([\d,]+)", words, re.IGNORECASE):
-        return links.of("steps", found[1].replace(",", ""))
+    if found := re.fullmatch(r"step\s+([\d,]+)(?:\s+rank\s+(\d+))?", words, re.IGNORECASE):
+        return links.of("steps", found[1].replace(",", "")) + (f"#rank-{found[2]}" if found[2] else "")
     if (found := re.fullmatch(r"([^/\s]+)/([^/\s]+)/(\d+)", words)) and found[1] in build.lineages:
         return links.of_sequence(found[1], found[2], int(found[3]))
     name = words.partition("#")[0]

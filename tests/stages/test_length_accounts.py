@@ -11,15 +11,10 @@ from rowmill.conversation.renderer import Renderer
 from rowmill.stages.tokenized_examples import prompt_parity
 from rowmill.tokenization import tokenizer
 from rowmill.tokenization.tokenizer import Encoder
-from tests.support.recipes import CHAT, TEXT, Built, Workspace, chat, sentence, write_tokenizer
+from tests.support.recipes import CHAT, TEXT, THINKING, Built, Workspace, chat, sentence, write_tokenizer
 
 pytestmark = pytest.mark.slow
 
-THINKING = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['reasoning_content'] %}({{ m['reasoning_content'] }})"
-    "{% endif %}{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 WITH_TOOLS = "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}" + THINKING
 
 

@@ -37,6 +37,13 @@ CHATML = (
 )
 """Prints every role alike, and calls; like most real templates it trims nothing and checks nothing."""
 
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['reasoning_content'] %}({{ m['reasoning_content'] }})"
+    "{% endif %}{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A chat template that prints reasoning before the content of its message."""
+
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """The control tokens, in the order of their ids from 0."""
 

@@ -16,7 +16,7 @@ from rowmill.schema.rows import parse_row_id
 from rowmill.viewer.builds import Builds
 from tests.reports.conftest import HOSTILE, make_hostile_rows
 from tests.support.markup import Page
-from tests.support.recipes import PAIR, Built, Workspace, chat, pair
+from tests.support.recipes import PAIR, THINKING, Built, Workspace, chat, pair, sentence, write_tokenizer
 from tests.support.viewer import Answer, ask
 
 
@@ -210,6 +210,55 @@ def test_messages_that_truncation_removed_are_those_that_the_example_lacks(built
 
     assert list(sample.removed_messages or ()) == lacking
     assert 0 < len(lacking) < len(messages)
+
+
+@pytest.mark.slow
+def test_messages_that_truncation_cut_at_a_token_show_what_they_lost(tmp_path: Path) -> None:
+    thinking = {"role": "assistant", "content": sentence(3, 6), "reasoning_content": sentence(9, 30)}
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": sentence(1, 400)}]
+    rows = [{"messages": [*asked, thinking]}, *(chat(i) for i in range(20))]
+    write_tokenizer(tmp_path / "tokenizer", template=THINKING)
+    workspace = Workspace(tmp_path).one(
+        "rows.jsonl", rows, truncation={"overlong": "truncate", "truncate_side": "left"}
+    )
+    built = workspace.build()
+    row_id = built.rows_of("rows", "canonical_rows", file="rows")[0]["row_id"]
+    [record] = inspect.inspect_row(trace.load_lineage(built.project, "rows"), row_id)
+    [sample] = record.samples
+    page = ask(Builds.of_folder(tmp_path / "configs", None), f"/mini/rows/{row_id}").text
+    messages = re.findall(r'<li class="message(.*?)</li>', page, re.DOTALL)
+    kept = "".join(stretch.text for stretch in sample.stretches)
+
+    assert [*sample.removed] == ["reasoning", "tokens"]
+    assert f"truncation removed {sum(sample.removed.values()):,} of {sample.original_tokens:,} tokens" in page
+    assert ["removed by truncation" in message for message in messages] == [True, False, False]
+    assert ["cut by truncation" in message for message in messages] == [False, True, True]
+    [lost] = re.findall(r'<span class="lost">([^<]+)</span>', messages[1])
+    [rest] = re.findall(r"</span>([^<]+)</div>", messages[1])
+    assert lost + rest == rows[0]["messages"][1]["content"]
+    assert kept.lstrip().startswith(rest)
+    assert re.findall(r'<span class="lost">([^<]+)</span>', messages[2]) == [thinking["reasoning_content"]]
+    assert f'<div class="text">{thinking["content"]}</div>' in messages[2]
+
+
+@pytest.mark.slow
+def test_row_of_the_validation_split_is_not_said_to_be_lost(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path).one(
+        "rows.jsonl", [chat(i) for i in range(30)], defaults={"splits": {"validation": 0.3}}
+    )
+    rows = workspace.build().rows_of("rows", "canonical_rows", file="rows")
+    builds = Builds.of_folder(tmp_path / "configs", None)
+    said = {
+        split: ask(builds, f"/mini/rows/{next(row['row_id'] for row in rows if row['split'] == split)}").text
+        for split in ("train", "validation")
+    }
+
+    assert "In the validation split, which no step trains on" in said["validation"]
+    assert "in a sequence that no step reads" not in said["validation"].lower()
+    assert "✓ Trains" in said["train"]
+    anchors = re.findall(r'<a href="#([\w-]+)">', said["train"])
+    assert anchors == ["raw-1", "read-1", "model-1", "places-1"]
+    assert [said["train"].count(f'id="{anchor}"') for anchor in anchors] == [1] * 4
 
 
 def test_reject_has_its_reason_what_it_means_what_to_do_and_its_record_with_the_place(

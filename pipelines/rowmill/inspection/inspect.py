@@ -9,7 +9,7 @@ records datasets depend on the whole dataset, so they are those of the last buil
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
@@ -70,7 +70,8 @@ class InspectedExample:
     """One example of a row: its lengths, what truncation removed by stage, and its text in stretches.
 
     `weights` counts trained tokens by loss weight; empty if the dataset has no weights. `removed_messages` are the
-    messages of the row that truncation removed; None if they are not known, as of the pieces of a split.
+    messages of the row that truncation removed; None if they are not known, as of the pieces of a split. `kept_texts`
+    has what a conversation that lost reasoning, or was cut at a token, still has: text by message and span kind.
     """
 
     example_id: str
@@ -82,6 +83,7 @@ class InspectedExample:
     weights: dict[str, int]
     row_ids: tuple[str, ...] = ()
     removed_messages: tuple[int, ...] | None = ()
+    kept_texts: Mapping[int, Mapping[str, str]] = field(default_factory=dict[int, Mapping[str, str]])
 
     @property
     def stretches(self) -> tuple[TokenStretch[TokenClass], ...]:
@@ -306,10 +308,14 @@ def inspect_built_rows(
             for one in project.store.table(file).take(make_array(places)).to_pylist():
                 assert encoder is not None
                 sample = _read_example(one, encoder)
-                removed = _find_removed_messages(row_by_id.get(one["row_ids"][0]), one, encoder)
+                row = row_by_id.get(one["row_ids"][0])
+                removed = _find_removed_messages(row, one, encoder)
+                kept_texts = _read_kept_texts(row, one, removed, encoder)
                 for row_id in dict.fromkeys(one["row_ids"]):
                     if row_id in every:
-                        samples.setdefault(row_id, []).append(replace(sample, removed_messages=removed))
+                        samples.setdefault(row_id, []).append(
+                            replace(sample, removed_messages=removed, kept_texts=kept_texts)
+                        )
     unread_of = _open_unread_finder(project, dataset, part)
     for row_id in every:
         # A format class may make several rows of a record.
@@ -361,12 +367,10 @@ def _find_removed_messages(
         return ()
     if row is None or row["messages"] is None:
         return None
-    ends = [*example["span_starts"][1:], len(example["input_ids"])]
-    spans = zip(example["span_starts"], ends, example["span_messages"], example["span_kinds"], strict=True)
     texts = [
-        (message, encoder.decode(example["input_ids"][start:end]).strip("\ufffd \t\n"))
-        for start, end, message, kind in spans
-        if message >= 0 and SPAN_KINDS[kind] not in ("template", "tool_call")
+        (message, text.strip("\ufffd \t\n"))
+        for message, kind, text in _decode_messages(example, encoder)
+        if kind != "tool_call"
     ]
     messages: list[Message] = from_json(row["messages"])
     contents = [" ".join(value for value in message.values() if isinstance(value, str)) for message in messages]
@@ -376,6 +380,30 @@ def _find_removed_messages(
 
     kept = find_kept_messages(messages, example["messages_removed"], agrees)
     return None if kept is None else tuple(sorted(set(range(len(messages))) - set(kept)))
+
+
+def _read_kept_texts(
+    row: Mapping[str, Any] | None, example: Mapping[str, Any], removed: Sequence[int] | None, encoder: Encoder
+) -> dict[int, dict[str, str]]:
+    """Return what a conversation that lost reasoning, or was cut at a token, still has: text by message and kind."""
+    is_cut = example["reasoning_removed"] or example["tokens_cut"]
+    if not is_cut or row is None or not ROW_KINDS[row["kind"]].answers_in_messages or removed is None:
+        return {}
+    kept = [number for number in range(len(from_json(row["messages"]))) if number not in removed]
+    texts: dict[int, dict[str, str]] = {}
+    for message, kind, text in _decode_messages(example, encoder):
+        of_message = texts.setdefault(kept[message], {})
+        of_message[kind] = of_message.get(kind, "") + text
+    return texts
+
+
+def _decode_messages(example: Mapping[str, Any], encoder: Encoder) -> Iterator[tuple[int, str, str]]:
+    """Yield the message, kind and text of each span of an example that is not the template's."""
+    ends = [*example["span_starts"][1:], len(example["input_ids"])]
+    spans = zip(example["span_starts"], ends, example["span_messages"], example["span_kinds"], strict=True)
+    for start, end, message, kind in spans:
+        if message >= 0 and SPAN_KINDS[kind] != "template":
+            yield message, SPAN_KINDS[kind], encoder.decode(example["input_ids"][start:end])
 
 
 @contextmanager

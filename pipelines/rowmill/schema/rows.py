@@ -57,6 +57,8 @@ class RowKindDescription:
     """What shards have of each segment beside what all shards have; a shard has a list of them for each sequence."""
     has_messages: bool = False
     """Whether its rows have messages, whose places the spans of examples name."""
+    answers_in_messages: bool = False
+    """Whether its messages are all of its text, the answers that train among them."""
     is_running_text: bool = False
     """Whether its examples may be cut anywhere: packing joins them, and truncation splits them."""
     is_token_ids: bool = False
@@ -70,7 +72,9 @@ class RowKindDescription:
 
 
 ROW_KINDS: Mapping[RowKind, RowKindDescription] = {
-    "conversation": RowKindDescription("chats", has_messages=True, slice_strategy="keep_start"),
+    "conversation": RowKindDescription(
+        "chats", has_messages=True, answers_in_messages=True, slice_strategy="keep_start"
+    ),
     "pair": RowKindDescription("pairs", asks_in_text=True, slice_strategy="keep_end"),
     "text": RowKindDescription("documents", is_running_text=True, slice_strategy="split"),
     "record": RowKindDescription("tables"),

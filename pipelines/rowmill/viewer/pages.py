@@ -27,7 +27,7 @@ from rowmill.schema.examples import SPAN_KINDS
 from rowmill.schema.ledger import REASON_DESCRIPTIONS, REJECT_REASONS
 from rowmill.schema.order_counts import OrderCounts
 from rowmill.schema.rank_counts import RankCounts
-from rowmill.schema.rows import is_row_id, parse_row_id
+from rowmill.schema.rows import HELD_OUT, is_row_id, parse_row_id
 from rowmill.viewer import lists
 from rowmill.viewer.builds import Build, Builds
 from rowmill.viewer.links import Links
@@ -290,7 +290,6 @@ def _describe_row(record: InspectedRecord, traced: RowTrace) -> dict[str, Any]:
     if record.rejected is not None:
         description = REASON_DESCRIPTIONS.get(record.rejected[1])
     messages = [] if row is None or row["messages"] is None else from_json(row["messages"])
-    removed = {number for sample in record.samples for number in sample.removed_messages or ()}
     facts = row_view.format_parse_report(row) if row is not None else ""
     fields = [] if row is None else [
         (name, value) for name, value in (("text", row["text"]), ("output", row["output"]), ("record", row["record"]),
@@ -299,29 +298,86 @@ def _describe_row(record: InspectedRecord, traced: RowTrace) -> dict[str, Any]:
     where = row_view.format_origin(traced.origin)
     return {
         "record": record, "trace": traced, "raw": _mark_raw(raw, record),
-        "messages": _describe_messages(messages, removed),
+        "messages": _describe_messages(messages, record.samples),
         "facts": facts, "fields": fields, "where": where, "description": description, "row": row,
         "samples": [_describe_sample(sample) for sample in record.samples],
-        "is_scheduled": any(place.showings for place in traced.places),
+        "fate": _describe_fate(record, traced), "removed": _describe_removed(record),
         "content_hash": row["content_hash"].hex() if row is not None else "",
     }  # fmt: skip
 
 
-def _describe_messages(messages: Sequence[Mapping[str, Any]], removed: set[int]) -> list[dict[str, Any]]:
+def _describe_fate(record: InspectedRecord, traced: RowTrace) -> tuple[str, str]:
+    """Return what became of a row in one sentence, and its style."""
+    if record.rejected is not None:
+        return "bad", "✗ Not in the training data"
+    if any(place.showings for place in traced.places):
+        return "good", "✓ Trains"
+    held_out = [place.split for place in traced.places if place.split in HELD_OUT]
+    if held_out:
+        return "dim", f"In the {held_out[0]} split, which no step trains on"
+    return "look", "In a sequence that no step reads" if traced.places else "In no sequence"
+
+
+def _describe_removed(record: InspectedRecord) -> str:
+    """Return how much of a row's tokens truncation removed; empty if it removed none."""
+    removed = sum(sum(sample.removed.values()) for sample in record.samples)
+    of = f" of {record.samples[0].original_tokens:,}" if len(record.samples) == 1 else ""
+    return f"truncation removed {removed:,}{of} tokens" if removed else ""
+
+
+def _describe_messages(
+    messages: Sequence[Mapping[str, Any]], samples: Sequence[InspectedExample]
+) -> list[dict[str, Any]]:
+    """Return the messages of a row, with what truncation removed of each."""
+    removed = {number for sample in samples for number in sample.removed_messages or ()}
+    cut = samples[0] if len(samples) == 1 and samples[0].kept_texts else None
+    if cut is not None and "tokens" in cut.removed:
+        # A cut at a token leaves one stretch of the text.
+        removed |= {*range(len(messages))} - {*range(min(cut.kept_texts), max(cut.kept_texts) + 1)}
     described: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
         calls = [call["function"] for call in message.get("tool_calls") or ()]
         shown = {"role", "content", "reasoning_content", "tool_calls"}
         others = {name: value for name, value in message.items() if name not in shown}
+        kept = None if cut is None or number in removed else cut.kept_texts.get(number)
+        content, reasoning = _mark_lost(message["content"], message.get("reasoning_content"), kept, cut)
         described.append(
             {
-                "number": number, "role": message["role"], "content": message["content"],
-                "reasoning": message.get("reasoning_content"), "is_removed": number in removed,
+                "number": number, "role": message["role"], "content": content, "reasoning": reasoning,
+                "is_removed": number in removed,
+                "is_cut": any(style == "lost" for style, _ in (*content, *reasoning)),
                 "calls": [(call["name"], json.dumps(call["arguments"], ensure_ascii=False)) for call in calls],
                 "others": json.dumps(others, ensure_ascii=False, default=str) if others else "",
             }
         )  # fmt: skip
     return described
+
+
+def _mark_lost(
+    content: str | None, reasoning: str | None, kept: Mapping[str, str] | None, cut: InspectedExample | None
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return a message's content and reasoning as pieces of a style: `lost` for what a shortened example lacks."""
+    whole = [("", content)] if content else [], [("", reasoning)] if reasoning else []
+    if kept is None or cut is None:
+        return whole
+    pieces = whole[0]
+    if content and "tokens" in cut.removed:
+        of_content = "".join(text for kind, text in kept.items() if kind not in ("reasoning", "tool_call"))
+        pieces = _split_at_kept(content, of_content)
+    of_reasoning = kept.get("reasoning", "")
+    if not reasoning or not (of_reasoning or "reasoning" in cut.removed or len(pieces) > 1):
+        return pieces, whole[1]
+    return pieces, _split_at_kept(reasoning, of_reasoning)
+
+
+def _split_at_kept(text: str, kept: str) -> list[tuple[str, str]]:
+    """Return a text as pieces before, in and after what is kept of it; as it is if that is not found."""
+    kept = kept.strip("\ufffd \t\n")
+    at = 0 if text.startswith(kept) else text.rfind(kept)
+    if not kept or at < 0:
+        return [("" if kept else "lost", text)]
+    pieces = (text[:at], "lost"), (kept, ""), (text[at + len(kept) :], "lost")
+    return [(style if piece.strip() else "", piece) for piece, style in pieces if piece]
 
 
 def _describe_sample(sample: InspectedExample) -> dict[str, Any]:

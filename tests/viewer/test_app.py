@@ -16,7 +16,18 @@ from rowmill.schema.rows import parse_row_id
 from rowmill.viewer.builds import Builds
 from tests.reports.conftest import HOSTILE, make_hostile_rows
 from tests.support.markup import Page
-from tests.support.recipes import PAIR, THINKING, Built, Workspace, chat, pair, sentence, write_tokenizer
+from tests.support.recipes import (
+    PAIR,
+    TEXT,
+    THINKING,
+    Built,
+    Workspace,
+    chat,
+    document,
+    pair,
+    sentence,
+    write_tokenizer,
+)
 from tests.support.viewer import Answer, ask
 
 
@@ -36,6 +47,16 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="module")
 def builds(built: Built) -> Builds:
+    return Builds.of_folder(built.project.base / "configs", None)
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Builds:
+    """Return a small build of texts of two files, with rejects, and with examples that packing cuts."""
+    workspace = Workspace(tmp_path_factory.mktemp("cut"))
+    texts = [document(i, words=150) for i in range(9)]
+    files = {"a.jsonl": [*texts[:5], {"text": ""}], "b.jsonl": [*texts[5:], {"text": 7}]}
+    built = workspace.recipe({"texts": workspace.files(files, TEXT, packing={"tail": "drop"})}).build()
     return Builds.of_folder(built.project.base / "configs", None)
 
 
@@ -154,9 +175,36 @@ def test_list_is_filtered_ordered_and_paged(built: Built, builds: Builds) -> Non
         one["tokens"] >= middle for one in examples
     )
 
+    shares = [100 * one["trained_tokens"] / one["tokens"] for one in examples]
+    some = sorted(shares)[len(shares) // 2]
+    assert len(list_rows(builds, f"/mini/rows?dataset=chats&share_from={some!r}")) == sum(
+        share >= some for share in shares
+    )
+    pairs = built.rows_of("pairs", "canonical_rows", file="rows")
+    assert list_rows(builds, "/mini/rows?file=data/pairs.jsonl") == [row["row_id"] for row in pairs][:50]
+
     every = [list_rows(builds, f"/mini/rows?page={page}") for page in range(3)]
     ids = [row_id for page in every for row_id in page]
     assert len(ids) == len(set(ids)) == len(examples) + 60
+
+
+@pytest.mark.parametrize("address", ["/mini/rows", "/mini/rejects", "/mini/left_out"])
+def test_list_has_an_order_for_each_column_and_a_filter_for_what_it_shows(address: str, cut: Builds) -> None:
+    page = ask(cut, address).text
+    [head] = re.findall(r'<table class="list"><thead>(.*?)</thead>', page, re.DOTALL)
+    columns = [html for html in re.findall(r"<th[^>]*>(.*?)</th>", head) if "leave out</span>" not in html]
+    orders = [re.findall(r'href="([^"]*order=[^"]+)"', html) for html in columns]
+    offered = set(re.findall(r'<(?:select|input type="(?:number|search)") name="(\w+)"', page))
+
+    assert [len(links) for links in orders] == [1] * len(columns)
+    first = list_rows(cut, address)
+    for [link] in orders:
+        assert sorted(list_rows(cut, link.replace("&amp;", "&"))) == sorted(first)
+    wanted = {
+        "/mini/rows": {"split", "removed", "tokens_from", "tokens_below", "share_from", "share_below", "file"},
+        "/mini/rejects": {"reason", "file"}, "/mini/left_out": {"split", "state"},
+    }  # fmt: skip
+    assert offered >= wanted[address] | {"dataset", "q"}
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,10 @@ _ORDERS: Final[Mapping[ListName, Mapping[str, str]]] = {
         "dataset": "r.dataset", "reason": "r.reason", "file": "r.source", "line": "r.line", "detail": "r.detail",
         "preview": "r.preview",
     },
-    "left_out": {"dataset": "r.dataset", "split": "r.split", "state": "r.state", "tokens": "r.tokens"},
+    "left_out": {
+        "dataset": "r.dataset", "split": "r.split", "state": "r.state", "example": "r.example_id",
+        "tokens": "r.tokens", "of_tokens": "r.of_tokens",
+    },
 }  # fmt: skip
 _OF_ORDER_IN_EXAMPLES = ("e.", "trained_tokens", "l.")
 

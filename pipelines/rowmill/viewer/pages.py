@@ -124,8 +124,8 @@ def show_report(build: Build) -> str:
 
 
 CHOICES: Mapping[lists.ListName, tuple[str, ...]] = {
-    "rows": ("dataset", "split", "domain", "schema"),
-    "rejects": ("dataset", "reason"),
+    "rows": ("dataset", "split", "domain", "schema", "file"),
+    "rejects": ("dataset", "reason", "file"),
     "left_out": ("dataset", "split", "state"),
 }
 """The columns of each list of which a person chooses a value."""
@@ -139,12 +139,7 @@ def show_list(builds: Builds, build: Build, query: ListQuery, values: Mapping[st
         query = ListQuery(query.name, query.filters, query.text, query.order, query.page, sampled)
     with builds.query_builds(build) as connection:
         page = None if query.text else lists.read_list(connection, build, query)
-        choices = {
-            name: list(build.project.recipe.datasets)
-            if name == "dataset"
-            else [value for value, _ in lists.count_values(connection, build, query, name)]
-            for name in CHOICES[query.name]
-        }
+        choices = {name: _list_choices(connection, build, query, name) for name in CHOICES[query.name]}
         reasons = _describe_reasons(connection, build, query) if query.name == "rejects" else []
         kept = {name: value for name, value in values.items() if name not in ("page", "version", "start")}
         has_losses = bool(builds.losses) and query.name == "rows"
@@ -161,6 +156,21 @@ def show_list(builds: Builds, build: Build, query: ListQuery, values: Mapping[st
             "lines": () if page is not None else _search(connection, build, query, values, has_losses=has_losses),
         }  # fmt: skip
         yield from template.generate(**context)
+
+
+def _list_choices(connection: "duckdb.DuckDBPyConnection", build: Build, query: ListQuery, name: str) -> list[str]:
+    """Return the values of a filter that a list offers, with the chosen one; none where there is no choice."""
+    if name == "dataset":
+        return list(build.project.recipe.datasets)
+    if name == "file":
+        dataset = query.filters.get("dataset")
+        lineages = (lineage for one, lineage in build.lineages.items() if dataset in (None, one))
+        urls = {part.url for lineage in lineages for _, part in lineage.parts.values()}
+        values = sorted(urls)[: lists.MAX_CHOICES] if len(urls) > 1 else []
+    else:
+        values = [value for value, _ in lists.count_values(connection, build, query, name)]
+    chosen = query.filters.get(name)
+    return values if chosen is None or chosen in values else [chosen, *values]
 
 
 def _search(

@@ -277,6 +277,22 @@ def test_pages_fit_their_window(browser: Any, address: str, width: int, scheme: 
     assert one.errors == []
 
 
+def test_numbers_of_a_list_are_seen_on_a_narrow_screen_without_scrolling(browser: Any, address: str) -> None:
+    one = Visitor(browser, address, 390)
+    page = one.go(DETAILS[0])
+    first = page.locator("tr[data-row]").first
+    cells = [first.locator("td.number").nth(number).bounding_box() for number in range(3)]
+    begins = first.locator(".text-cell").bounding_box()
+    one.go("/demo/steps/3")
+    of_step = page.locator("tr[data-row] .text-cell").first.bounding_box()
+    page.close()
+
+    ends = [round(box["x"] + box["width"]) for box in (*cells, begins, of_step)]
+    assert [end for end in ends if end > 390] == []
+    assert min(begins["width"], of_step["width"]) > 250
+    assert one.errors == []
+
+
 @pytest.mark.parametrize("scheme", mark_all_but(["light"], ["light", "dark"]))
 def test_pages_violate_no_rule_of_axe(browser: Any, address: str, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe; pip install 'rowmill[browser]'")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rowmill.checks.catalog import CHECKS_BY_NAME
+from rowmill.core import html
 from rowmill.core.console import render_text
 from rowmill.inspection import inspect, trace
 from rowmill.reports import report_page, row_view
@@ -149,6 +150,30 @@ def test_each_count_of_the_report_leads_to_that_many_rows(built: Built, builds: 
     assert len(list_rows(builds, address.replace("&amp;", "&"))) == min(kept, 50)
     mailed = built.project.store.read("reports/mini/report.html").decode()
     assert set(re.findall(r'href="([^#"][^"]*)"', mailed)) == set(re.findall(r'href="(expectations/[^"]+)"', mailed))
+
+
+def test_numbers_of_checks_lead_to_that_many_checks(builds: Builds) -> None:
+    addresses = {
+        (place, number, link.replace("&amp;", "&"))
+        for place in ("/", "/mini")
+        for link, number in re.findall(r'<a href="([^"]+)">(\d+) checks</a> passed', ask(builds, place).text)
+    }
+    listed = {(place, str(len(re.findall(r"<tr>", ask(builds, link).text)) - 1), link) for place, _, link in addresses}
+
+    assert {place for place, _, _ in addresses} == {"/", "/mini"}
+    assert listed == addresses
+
+
+def test_what_a_sentence_has_between_backticks_is_code(built: Built, builds: Builds) -> None:
+    [rejected] = [row for row in built.rejected_rows("chats") if "integer" in row["detail"]]
+    page = ask(builds, f"/mini/rows/{rejected['row_id']}").text
+    listed = ask(builds, f"/mini/rejects?reason={rejected['reason']}").text
+
+    for text in (page, listed):
+        [remedy] = re.findall("What to do: ([^\n]+)</p>", text)
+        assert "<code>" in remedy
+        assert "`" not in remedy
+    assert html.mark_code("read `a<b>` and c") == "read <code>a&lt;b&gt;</code> and c"
 
 
 def test_links_of_a_report_all_lead_somewhere(built: Built, builds: Builds) -> None:

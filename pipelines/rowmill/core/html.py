@@ -4,6 +4,7 @@ A page's content security policy forbids all requests, and text from data is nev
 through `escape`.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
@@ -57,6 +58,11 @@ def render_page(title: str, body: Iterable[str], *, style: str = "", script: str
 def escape_text(value: object) -> str:
     """Escape text for markup, with control characters as visible symbols."""
     return escape(console.escape_control_characters(str(value)))
+
+
+def mark_code(text: str) -> str:
+    """Escape a sentence for markup; what it has between backticks is code."""
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape_text(text))
 
 
 def link_text(markup: str, address: str) -> str:

@@ -225,6 +225,7 @@ def open_templates() -> "Environment":
         "list_stage_tables": list_stage_tables,
         "make_anchor": lambda name: name.replace(" ", "-").lower(),
         "mark": expectation_suite.render_result_mark,
+        "mark_code": html.mark_code,
         "summarize_output": console.summarize_output,
         "table": html.render_table,
     }

@@ -27,6 +27,10 @@ class Links(PageLinks):
         """Return the address of a count of a dataset, or of all."""
         if name.startswith("sequences of") or name in ("step", "steps", "rank", "ranks"):
             return self.of("steps", 0)
+        if name == "checks":
+            of_dataset = f"dataset = '{dataset}' and " if dataset else ""
+            columns = "dataset, stage, check_name, severity, value, bound"
+            return self.of("sql", q=f"from check_results select {columns} where {of_dataset}passed order by all")
         if name in ("rejected", "left out"):
             return self.of("rejects", dataset=dataset)
         if name in ("sequences", "fill"):

@@ -364,6 +364,16 @@ def test_search_leads_to_what_its_words_name(built: Built, builds: Builds) -> No
     assert go("river").startswith("/mini/rows?q=river")
 
 
+def test_search_for_a_line_of_a_file_that_is_not_here_names_those_that_are(builds: Builds) -> None:
+    address = ask(builds, "/mini/search?q=chat.jsonl:3").headers["location"]
+    page = ask(builds, address).text
+
+    assert "chat.jsonl: no file of this build has this name" in page
+    assert "chats.jsonl" in page.partition("has this name")[2].partition("</p>")[0]
+    assert "there are chats.jsonl, pairs.jsonl<" in ask(builds, "/mini/rows?q=river.md:7").text
+    assert "has this name" not in ask(builds, "/mini/rows?q=river").text
+
+
 def test_text_is_found_in_rows_and_in_rejects_whatever_its_case_and_its_quotes(built: Built, builds: Builds) -> None:
     hostile = [
         row["row_id"]

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from rowmill.core import html
 from rowmill.core.arrays import format_count, format_percent, format_time, join_facts
-from rowmill.core.errors import ConfigError, PipelineError
+from rowmill.core.errors import ConfigError, PipelineError, hint_at_name
 from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS, GPU_PARTITIONS, TRAINING_SPLITS
 from rowmill.inspection import inspect, trace
@@ -153,6 +153,7 @@ def show_list(builds: Builds, build: Build, query: ListQuery, values: Mapping[st
             "kept": kept, "has_losses": has_losses, "losses_by_domain": losses_by_domain,
             "reason": REASON_DESCRIPTIONS.get(query.filters.get("reason", "")),
             "check": _find_check(build, query), "page_rows": lists.PAGE_ROWS,
+            "missing_file": _describe_missing_file(build, query.text),
             "lines": () if page is not None else _search(connection, build, query, values, has_losses=has_losses),
         }  # fmt: skip
         yield from template.generate(**context)
@@ -163,10 +164,8 @@ def _list_choices(connection: "duckdb.DuckDBPyConnection", build: Build, query: 
     if name == "dataset":
         return list(build.project.recipe.datasets)
     if name == "file":
-        dataset = query.filters.get("dataset")
-        lineages = (lineage for one, lineage in build.lineages.items() if dataset in (None, one))
-        urls = {part.url for lineage in lineages for _, part in lineage.parts.values()}
-        values = sorted(urls)[: lists.MAX_CHOICES] if len(urls) > 1 else []
+        files = _list_files(build, query.filters.get("dataset"))
+        values = files[: lists.MAX_CHOICES] if len(files) > 1 else []
     else:
         values = [value for value, _ in lists.count_values(connection, build, query, name)]
     chosen = query.filters.get(name)
@@ -576,8 +575,24 @@ def find_address(build: Build, text: str) -> str:
 
 
 def _names_file(build: Build, name: str) -> bool:
-    urls = {part.url for lineage in build.lineages.values() for _, part in lineage.parts.values()}
-    return any(url == name or url.endswith(f"/{name}") for url in urls)
+    return any(url == name or url.endswith(f"/{name}") for url in _list_files(build))
+
+
+def _list_files(build: Build, dataset: str | None = None) -> list[str]:
+    """Return the source files of a dataset, or of all."""
+    lineages = (lineage for name, lineage in build.lineages.items() if dataset in (None, name))
+    return sorted({part.url for lineage in lineages for _, part in lineage.parts.values()})
+
+
+def _describe_missing_file(build: Build, text: str) -> str:
+    """Return what is wrong with the file of a text such as `chats.jsonl:78`; empty if nothing is."""
+    found = re.fullmatch(r"(\S+\.\w+):\d+", text)
+    if found is None or _names_file(build, found[1]):
+        return ""
+    names = [url.rpartition("/")[2] for url in _list_files(build)]
+    otherwise = f"there are {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"
+    hint = hint_at_name(found[1], names, otherwise)
+    return f"{found[1]}: no file of this build has this name, so the text is searched for; {hint}"
 
 
 def show_error(error: BaseException, build: Build | None) -> str:

@@ -213,6 +213,19 @@ def test_recipe_that_takes_less_on_purpose_only_warns(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_waiver_of_another_check_excuses_no_decrease(tmp_path: Path) -> None:
+    workspace = write(Workspace(tmp_path), [pair(i, words=24) for i in range(20)])
+    workspace.build()
+    waiver = {"check": "duplicates", "dataset": "rows", "at_most": 1, "reason": "copies are known and meant"}
+    write(workspace, [pair(i, words=4) for i in range(20)], gates=STRICT | {"waivers": [waiver]})
+
+    with pytest.raises(
+        GateError, match=r"packed_shards: shrunk: .*\(trained tokens: \d+, down from \d+ since [^;]*\);"
+    ):
+        workspace.build()
+
+
+@pytest.mark.slow
 def test_share_of_a_dataset_in_the_mixture_is_compared_by_name(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
 

@@ -388,7 +388,11 @@ def make_manifest(
         schema=tuple(draft.schema),
         card=draft.card,
         waivers=tuple(list_waivers(context, step)),
-        details=draft.details | {"made_of": sorted(context.mapped - {part.fingerprint for part in draft.parts})},
+        details=draft.details
+        | {
+            "made_of": sorted(context.mapped - {part.fingerprint for part in draft.parts}),
+            "options_version": step.options_version,
+        },
         built_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         run_id=run_id,
         seconds=round(time.monotonic() - started, 3),

@@ -34,6 +34,8 @@ class Step:
     inputs: tuple[StageKey, ...]
     gates: tuple[StageKey, ...]
     code_version: str
+    options_version: str
+    """The code version that it has without waivers: it differs only if an option or the code does."""
     thresholds: tuple[Threshold, ...]
     off_checks: frozenset[str]
     """Checks of what the dataset does not ask for: `rowmill verify` and SQL have them, pages do not show them."""
@@ -173,6 +175,7 @@ def _make_step(loaded: Recipe, base: Path, stage: StageDeclaration, key: StageKe
         inputs=inputs,
         gates=gates,
         code_version=stage.code_version(loaded, identity, sorted(set(iterate_gate_waivers(loaded, gates)))),
+        options_version=stage.code_version(loaded, identity, ()),
         thresholds=list_thresholds(
             loaded.gates, stage.name, dataset, row_kind=row_kind, recipe_kinds=recipe_kinds, comparisons=comparisons
         ),

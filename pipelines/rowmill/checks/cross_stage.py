@@ -139,7 +139,7 @@ def write_published_counts(store: Store, ranks: Manifest) -> None:
     """Store the counts of every stage of the published ranks, for comparison with later builds.
 
     `published.json` holds the ranks' `version`, the time of publication (`at`), and for each of `stages` its `version`,
-    `code_version`, `counts`, and the published version that it was compared with (`compared_with`).
+    `options_version`, `counts`, and the published version that it was compared with (`compared_with`).
     """
     path = published_path(ranks.key[0])
     kept = store.read_sealed(path)
@@ -172,7 +172,7 @@ def _describe_stages(store: Store, ranks: Manifest, earlier: Mapping[str, Any]) 
         is_known = before.get("version") == output.version
         stages[name] = {
             "version": output.version,
-            "code_version": output.code_version,
+            "options_version": _read_options_version(output),
             "counts": read_counts(output),
             "compared_with": before["compared_with"] if is_known else earlier["version"],
         }
@@ -239,10 +239,23 @@ def _excuse_changed_options(
 ) -> CrossStageMeasurement:
     """Return a measurement, intended if options of the output's history differ from those of the published build."""
     earlier = published["stages"]
-    history = (("/".join(stage.key), stage.code_version) for stage in iterate_history(store, output))
-    changed = next((name for name, code in history if earlier.get(name, {}).get("code_version") != code), "")
+    history = (("/".join(stage.key), _read_options_version(stage)) for stage in iterate_history(store, output))
+    changed = next((name for name, own in history if _get_options_version(earlier.get(name, {})) != own), "")
     excuse = f"; the options of {changed} changed as well" if changed else ""
     return CrossStageMeasurement(value, f"{what}{excuse}", bool(changed))
+
+
+def _read_options_version(output: Manifest) -> str:
+    """Return the version of an output's options without waivers: accepting a failure of one check excuses no other.
+
+    Outputs of an earlier rowmill have only a code version, which is the same where no waiver applies.
+    """
+    return str(output.details.get("options_version", output.code_version))
+
+
+def _get_options_version(entry: Mapping[str, Any]) -> str:
+    """Return the same from an entry of `published.json`."""
+    return str(entry.get("options_version", entry.get("code_version", "")))
 
 
 def measure_shifts(store: Store, examples: Manifest, published: Mapping[str, Any]) -> list[drift.Shift] | None:

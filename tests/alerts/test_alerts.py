@@ -374,6 +374,23 @@ def test_different_failures_of_a_night_are_both_told_and_the_same_one_once(
     assert said[1][1:] == (f"notes/raw_dataset: {texts[0]} (and 1 more)", "more")
     assert said[2][1:] == (f"notes/raw_dataset: {texts[0]} (and 1 more)", "more")
     assert said[3][1] == "tasks/canonical_rows: the gate is closed"
+    # Each of the others has its line, also below the reasons of the first.
+    assert [message["lines"][2] for message in receiver.received[1:3]] == ["also chats/raw_dataset: no such file"] * 2
+
+
+def test_failure_of_a_command_and_of_dagster_is_one_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = write_alerts(CliProject(tmp_path), {"kind": "webhook", "url_env": "HOOK"})
+    (tmp_path / "data" / "tasks.csv").unlink()
+    with receiving() as receiver:
+        monkeypatch.setenv("HOOK", receiver.url)
+        status = project.rowmill("build", "--alert", "--skip-preflight")
+        told = receiver.received[0]["lines"][0]
+        # What Dagster keeps of the error is its text, behind the stage.
+        alert_text.announce(project.project, errors=[PipelineError(told)])
+
+    assert status == 2
+    assert told.startswith("tasks/raw_dataset: found no data at data/tasks.csv (")
+    assert len(receiver.received) == 1
 
 
 def test_line_from_data_begins_no_other_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ from rowmill.checks import expectation_suite, judge
 from rowmill.checks.catalog import compute_values
 from rowmill.checks.gates import list_loosened_checks
 from rowmill.checks.judge import CheckResult
-from rowmill.core.errors import DamagedFileError, GateError
+from rowmill.core.errors import DamagedFileError, GateError, PipelineError
 from rowmill.core.stage_names import CANONICAL_ROWS, GPU_PARTITIONS, RAW_DATASET
 from rowmill.core.storage import Store, explain_disk_full
 from rowmill.kinds.reading.canonicalization import read_domain
@@ -474,8 +474,12 @@ def build(
                 continue
             if begin is not None:
                 begin(step)
-            report = run_step(project, step, inputs, progress=progress, run_id=run_id, statistics=statistics)
-            results = check_step(project, step, report.manifest)
+            try:
+                report = run_step(project, step, inputs, progress=progress, run_id=run_id, statistics=statistics)
+                results = check_step(project, step, report.manifest)
+            except PipelineError as error:
+                error.place = error.place or "/".join(step.key[1:])
+                raise
             done.append((step, report, results))
             if finish is not None:
                 finish(step, report, results)

@@ -39,6 +39,9 @@ from rowmill.core.own_process import let_pandas_in
 class PipelineError(Exception):
     """Base of all errors that a user can act on; its text is complete, no traceback is needed."""
 
+    place: str = ""
+    """Stage of the build that it ended, such as `chats/raw_dataset`; empty if it was raised elsewhere."""
+
 
 class ConfigError(PipelineError, ValueError):
     """The recipe asks for something impossible."""

@@ -23,7 +23,7 @@ from rowmill.checks import cross_stage
 from rowmill.checks.judge import CheckResult
 from rowmill.core.arrays import format_time
 from rowmill.core.console import escape_control_characters
-from rowmill.core.errors import GateError
+from rowmill.core.errors import GateError, PipelineError
 from rowmill.core.remote import public_text
 from rowmill.core.stage_names import GPU_PARTITIONS
 from rowmill.reports.build_view import BuildView, describe_changes, list_counts, load_build_view
@@ -127,19 +127,22 @@ def _describe_result(result: CheckResult) -> News:
 
 def _describe_error(error: BaseException) -> News:
     head, *rest = public_text(str(error)).splitlines() or [""]
-    name = type(error).__name__
+    # Dagster keeps the text of an error of ours without its class, and a cause has one name wherever it is met.
+    name = "" if isinstance(error, PipelineError) else type(error).__name__
+    if isinstance(error, PipelineError) and error.place:
+        head = f"{error.place}: {head}"
     remedy = "The log of the run has the full message; finished parts are kept, and the next build uses them."
     cause = f"{name} {_CHANGING_NUMBER.sub('#', head)[:MAX_LINE_CHARS]}".strip()
-    return News(cause, head or name, tuple(rest[:3]), remedy)
+    return News(cause, head or type(error).__name__, tuple(rest[:3]), remedy)
 
 
 def compose_message(view: BuildView, event: AlertEvent, news: Sequence[News], nights: int) -> AlertMessage:
-    """Return the message about an event, in six lines; `nights` is how many the first of the news has lasted."""
+    """Return the message about an event, in seven lines; `nights` is how many the first of the news has lasted."""
     recipe = view.project.recipe.name
     repeated = f" on the {_NIGHTS.get(nights, f'{nights}th')} night" if nights > 1 else ""
     first, *others = news
     more = f" (and {len(others)} more)" if others else ""
-    reasons = first.reasons or [f"also {other.happened}" for other in others[:3]]
+    also = [f"also {other.happened}" for other in others[:3]]
     version, changes = find_published_version(view.project), view.changes
     readers = "Trainers have no build of this recipe yet."
     if version is not None:
@@ -151,7 +154,8 @@ def compose_message(view: BuildView, event: AlertEvent, news: Sequence[News], ni
         readers += f" Held back since then: {'; '.join(counts)}." if counts else ""
     base = view.project.recipe.execution.reports_url
     link = "" if base is None else f"{base.rstrip('/')}/{quote(report_path(recipe).removeprefix('reports/'))}"
-    lines = [first.happened + more, "; ".join(reasons), readers, link or f"rowmill report {recipe}", first.remedy]
+    where = link or f"rowmill report {recipe}"
+    lines = [first.happened + more, "; ".join(first.reasons), "; ".join(also), readers, where, first.remedy]
     # A name or a record in a line must not begin another.
     shown = tuple(escape_control_characters(" ".join(line.splitlines()))[:MAX_LINE_CHARS] for line in lines if line)
     return AlertMessage(recipe, event, f"{recipe}: {event}{repeated}", shown, link)

@@ -145,7 +145,8 @@ def inspect_rows(project: Project, *, count: int, dataset: str | None, row_id: s
     if row_id is not None and not found:
         raise ConfigError(
             f"{row_id}: no row of {', '.join(names)} has this id; expected a row_id of the view rows, <part>:<number>; "
-            f'see `rowmill sql "from rows select row_id limit 10" {project.recipe.name}`'
+            f'see `rowmill sql "from rows select row_id limit 10" {project.recipe.name}`, or, if its file has changed '
+            f"since, find the new id by its line with `rowmill trace {project.recipe.name} --source FILE:LINE`"
         )
 
 

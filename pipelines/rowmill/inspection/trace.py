@@ -298,7 +298,9 @@ def trace_row(project: Project, row_id: str) -> list[RowTrace]:
     if not found:
         raise ConfigError(
             f"{row_id}: no row of {project.recipe.name} has this id; expected a row_id of the view rows, "
-            f'<part>:<number>; see `rowmill sql "from rows select row_id limit 10" {project.recipe.name}`'
+            f'<part>:<number>; see `rowmill sql "from rows select row_id limit 10" {project.recipe.name}`, or, if its '
+            f"file has changed since, find the new id by its line with `rowmill trace {project.recipe.name} --source "
+            "FILE:LINE`"
         )
     return found
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rowmill.build import runner
+from rowmill.build.gc import GarbageItem
 from rowmill.build.steps import open_project, plan_steps
 from rowmill.core import arrays
 from rowmill.core.console import PIPE_WIDTH, escape_control_characters, format_value, make_grid
@@ -94,6 +95,16 @@ def test_grid_sets_numbers_to_the_right_and_cuts_nothing_in_a_pipe() -> None:
     screen = plain_console()
     screen.print(make_grid(["reason"], [("[red]no[/red] :smile:",)], indent=0))
     assert said(screen)[1].strip() == "[red]no[/red] :smile:"
+
+
+def test_several_things_to_remove_have_their_plural() -> None:
+    kinds = ("staged copy", "note of changes", "share's versions", "part")
+    garbage = [GarbageItem(("mini", "rows", "raw_dataset"), kind, kind, 1) for kind in kinds for _ in range(2)]
+    screen = Console(file=io.StringIO(), width=200)
+    screen.print(console.render_collected(garbage, dry_run=True))
+
+    assert isinstance(screen.file, io.StringIO)
+    assert "2 staged copies · 2 notes of changes · 2 shares' versions · 2 parts" in screen.file.getvalue()
 
 
 # ── The short report ──

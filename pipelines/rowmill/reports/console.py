@@ -346,7 +346,11 @@ def render_collected(garbage: "Sequence[GarbageItem]", *, dry_run: bool) -> Rend
     return Group(make_grid(["", "would remove" if dry_run else "removed", total], rows, indent=0))
 
 
-ITEM_PLURALS = {"staged copy": "staged copies"}
+ITEM_PLURALS = {
+    "staged copy": "staged copies",
+    "note of changes": "notes of changes",
+    "share's versions": "shares' versions",
+}
 
 
 # ── records datasets ───────────────────────────────────────────────────────────────────────────────
@@ -372,9 +376,10 @@ def render_table_plans(planned: "Iterable[DatasetTablePlan]") -> RenderableType:
             lines += [head, Text(f"  ✗ {escape_control_characters(dataset_plan.overflow)}", BAD)]
             continue
         options = plan.options
-        cap = "no cap" if options["cap"] is None else f"cap {options['cap']}"
+        cap = "no cap" if options["cap"] is None else f"at most {format_count(options['cap'], 'record')} each"
         terms = [
-            f"L {options['limit']:,}", f"P {options['prompt']:,}", f"M {options['records']:,}", cap,
+            f"limit {options['limit']:,} tokens", f"prompt {options['prompt']:,}",
+            f"left for records {options['records']:,}", cap,
             f"BOS {options['bos']} {options['bos_id']}", f"EOS {options['eos']} {options['eos_id']}",
             *([f"order {options['order']}"] if options["order"] is not None else []),
             *([f"{options['wanted']:,} records wanted"] if options["wanted"] is not None else []),

@@ -123,7 +123,7 @@ _OF_ALL_DATA: tuple[Check, ...] = (
         of=(RowCounts, ExampleCounts), value=lambda c: c.share_rejected()),
     Check("unpinned_boundaries", (CANONICAL_ROWS,), "at_most", 0, "warn",
         "time boundaries that were computed from shares, so that new rows move them",
-        "copy them from the table on this page to splits.boundaries",
+        "copy them to splits.boundaries",
         applies_to="splits by time",
         of=(TimeSplitCounts,), value=lambda c: len(c.boundaries)),
     Check("duplicates", (CANONICAL_ROWS,), "at_most", 0.2, "warn",

@@ -162,7 +162,7 @@ class TrainComparisonCounts(Counts):
 CHECKS = (
     Check("group_advice", (CANONICAL_ROWS,), "at_most", 0, "warn",
         "objections to the chosen group column",
-        "read table group_advice on this page, or try other columns with `rowmill advise {recipe}`",
+        "read the objections, and try other columns, with `rowmill advise {recipe}`",
         applies_to="records in groups, and time series",
         of=(GroupAdviceCounts,), value=lambda c: c.group_objections),
     Check("interval_mismatch", (CANONICAL_ROWS,), "at_most", 0, "warn",
@@ -177,7 +177,8 @@ CHECKS = (
         only_for="record", names_samples=True,
         of=(TableRowCounts,), value=lambda c: c.contract_differences),
     Check("table_drift", (CANONICAL_ROWS,), "at_most", 0, "error",
-        "changes of the table since the published build: columns, types, formats, values that do not fit",
+        "changes of the table since the published build: columns, types, formats, values that do not fit; only a "
+        "warning if options changed as well",
         "correct the data at the named cell; or accept the change: write the contract of the current data with "
         "`rowmill advise {recipe} --write`, review it, and build again; or waive the check for one build",
         applies_to="records without a pinned contract, once a build is published", only_for="record",
@@ -192,8 +193,8 @@ CHECKS = (
     Check("ambiguous_times", (CANONICAL_ROWS,), "at_most", 0.01, "error",
         "share of records that the order column does not order: an hour that repeats without a zone, a time without a "
         "zone among others, seconds among milliseconds, a time that repeats in a series; of several, the most frequent",
-        "read the table ambiguous_times on this page, which names the cells, and correct them in the source; if such "
-        "times belong to the data, waive the check", warn_from=0, applies_to="records with an order column",
+        "correct the named cells in the source (the asset's page in Dagster has more, in the table ambiguous_times); "
+        "if such times belong to the data, waive the check", warn_from=0, applies_to="records with an order column",
         only_for="record", requested_by=("format.data.order_training_examples_by",
         "format.time_series.timestamp_column"), is_share=True, names_samples=True,
         before_build="correct the cells in the source; if such times belong to the data, waive the check",

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from rowmill.stats.tables import (
     set_current_versions,
     write_check_results,
 )
-from rowmill.stats.views import list_history_names, list_view_names, publish_views, query_views
+from rowmill.stats.views import MARKER_FILE, list_history_names, list_view_names, publish_views, query_views
 
 pytestmark = pytest.mark.slow
 
@@ -619,6 +620,33 @@ for number in range(1, int(sys.argv[2]) + 1):
     tables.set_current_versions(store, "r", "d", "canonical_rows", (f"v{number}",))
     views.publish_views(store)
 """
+
+
+@pytest.mark.slow
+def test_views_are_published_while_pointers_are_replaced(store: Store) -> None:
+    """As in the first build after an upgrade, whose views are made again beside its steps."""
+    tables.write_table(store, "ledger", "r", "d", "v0", _ledger(0, lines=10))
+    set_current_versions(store, "r", "d", "canonical_rows", ("v0",))
+    [pointer] = store.list_files("stats/_current/recipe=r/scope=d/stage=canonical_rows")
+    content = store.read(pointer)
+
+    def replace_pointers() -> None:
+        for number in range(15):
+            for stage in (f"stage_{i}" for i in range(20)):
+                # Superseded so long ago that the next one removes them.
+                for stamp in (number + 1, number + 2):
+                    store.write(f"stats/_current/recipe=r/scope=d/stage={stage}/current-{stamp:020d}.parquet", content)
+                set_current_versions(store, "r", "d", stage, (f"v{number}",))
+
+    with ThreadPoolExecutor(1) as background:
+        replaced = background.submit(replace_pointers)
+        publish_views(store)
+        while not replaced.done():
+            store.remove(MARKER_FILE)
+            publish_views(store)
+        replaced.result()
+
+    assert query_views(store, "SELECT count(*) FROM ledger")[1] == [(10,)]
 
 
 def test_open_reader_during_writes_always_sees_one_complete_version(store: Store) -> None:

@@ -761,7 +761,9 @@ def require_whole_tables(store: Store) -> None:
     """Read every statistics table; raise DamagedFileError for the first damaged one."""
     for path in store.list_files("stats"):
         if path.endswith(".parquet"):
-            store.unchecked_table(path)
+            # A build may have replaced a file since it was listed.
+            with suppress(FileNotFoundError):
+                store.unchecked_table(path)
 
 
 def _has_schema(store: Store, path: str, schema: pa.Schema) -> bool:

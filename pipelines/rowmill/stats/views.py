@@ -264,6 +264,8 @@ MARKER_FILE = "stats/_views.json"
 """Holds the digest of the definitions in `stats.duckdb`, which is rewritten only if they change."""
 
 VIEWS_VERSION = 3
+VIEW_ATTEMPTS = 20
+"""How often the views are written before a file that is missing counts as a failure."""
 """Increase it when a table's columns or a view's definition changes in a way that its text does not show."""
 
 TRUNCATION_QUERY = (
@@ -331,25 +333,35 @@ def publish_views(store: Store) -> None:
     if store.exists(DATABASE_FILE) and store.exists(MARKER_FILE) and orjson.loads(store.read(MARKER_FILE)) == digest:
         return
     write_empty_tables(store)
-    try:
-        with store.create(DATABASE_FILE) as unfinished:
-            # DuckDB makes its file itself.
-            new_file = f"{unfinished.name}.db"
-            try:
-                # Each of some hundred short statements would wake all threads.
-                with duckdb.connect(new_file, config={"threads": 1}) as connection:
-                    _run_statements(connection, statements)
-                    _run_statements(connection, list(_make_comment_statements(connection)))
-                with open(new_file, "rb") as whole:
-                    shutil.copyfileobj(whole, unfinished)
-            finally:
-                for leftover in (new_file, f"{new_file}.wal"):
-                    if os.path.exists(leftover):
-                        os.unlink(leftover)
-    except duckdb.Error:
-        require_whole_tables(store)
-        raise
+    for attempts_left in reversed(range(VIEW_ATTEMPTS)):
+        try:
+            _write_database(store, statements)
+            break
+        except duckdb.Error as error:
+            require_whole_tables(store)
+            # The build whose thread this is may replace a file that DuckDB has listed, before DuckDB opens it.
+            if not attempts_left or not isinstance(error, duckdb.IOException):
+                raise
     store.write(MARKER_FILE, orjson.dumps(digest))
+
+
+def _write_database(store: Store, statements: list[str]) -> None:
+    import duckdb
+
+    with store.create(DATABASE_FILE) as unfinished:
+        # DuckDB makes its file itself.
+        new_file = f"{unfinished.name}.db"
+        try:
+            # Each of some hundred short statements would wake all threads.
+            with duckdb.connect(new_file, config={"threads": 1}) as connection:
+                _run_statements(connection, statements)
+                _run_statements(connection, list(_make_comment_statements(connection)))
+            with open(new_file, "rb") as whole:
+                shutil.copyfileobj(whole, unfinished)
+        finally:
+            for leftover in (new_file, f"{new_file}.wal"):
+                if os.path.exists(leftover):
+                    os.unlink(leftover)
 
 
 def _run_statements(connection: "duckdb.DuckDBPyConnection", statements: list[str]) -> None:

@@ -34,6 +34,32 @@ def test_estimate_of_a_lone_group_above_the_budget_overflows(tokens: int, advice
     assert sized(record_tokens=tokens, records_per_group=1, cap=1).advice == advice
 
 
+@pytest.mark.parametrize(
+    ("mode", "limit", "advice"),
+    [
+        ("tabular", 102, ()),
+        ("tabular", 101, ("cap_unreachable (flush at 9)",)),
+        ("tabular", 100, ("cap_unreachable (flush at 9)",)),
+        ("grouped", 120, ()),
+        ("grouped", 119, ("cap_unreachable (flush at 9)",)),
+    ],
+)
+def test_ten_units_of_ten_tokens_fit_only_with_their_bos_and_eos(
+    mode: Any, limit: int, advice: tuple[str, ...]
+) -> None:
+    found = estimate_example(mode, limit=limit, prompt=0, cap=10, record_tokens=10)
+
+    assert (found.fits, found.advice) == (not advice, advice)
+    assert found.units == (9 if advice else 10)
+
+
+@pytest.mark.parametrize("cap", [1, 10, None])
+def test_estimate_of_a_group_that_fits_into_no_example_says_so_whatever_the_cap(cap: int | None) -> None:
+    found = sized(record_tokens=12_187, records_per_group=1, cap=cap)
+
+    assert (found.fits, found.advice) == (False, ("overflow",))
+
+
 def advised(sizes: list[int], **changes: Any) -> Any:
     counts = np.array(sizes, np.int64)
     values: dict[str, Any] = {"record_budget": 12_000, "cap": 10}

@@ -1,4 +1,12 @@
-"""How large examples and groups are, estimated from counts, for `rowmill advise` and the facts of rows."""
+"""How large examples and groups are, estimated from counts, for `rowmill advise` and the facts of rows.
+
+                 tokens that must be at most the limit            tokens that are reported
+    tabular      prompt + BOS + record · cap + EOS                prompt + record · cap
+    grouped      prompt + (BOS + group + EOS) · cap               prompt + group · cap
+    sequential   prompt + BOS + record + EOS                      prompt + series, at most the limit
+
+A series continues in the next example, so only its records must fit.
+"""
 
 import numpy as np
 
@@ -38,13 +46,15 @@ def estimate_example(
         return ExampleEstimate(
             unit, tokens, fits, min(most, wanted), largest, () if fits else ("overflow",), is_approximate
         )
+    # As specified, the reported tokens are those of the prompt and the records; BOS and EOS decide whether they fit.
     tokens = prompt + unit * wanted
+    delimiters = DELIMITERS_PER_UNIT * (wanted if mode == "grouped" else 1)
     advice: list[str] = []
     if unit > largest:
         advice.append("overflow")
-    elif tokens > limit:
+    elif tokens + delimiters > limit:
         advice.append(f"cap_unreachable (flush at {most})")
-    return ExampleEstimate(unit, tokens, tokens <= limit, min(most, wanted), largest, tuple(advice), is_approximate)
+    return ExampleEstimate(unit, tokens, not advice, min(most, wanted), largest, tuple(advice), is_approximate)
 
 
 def advise_group_column(

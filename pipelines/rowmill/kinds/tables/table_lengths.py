@@ -1,9 +1,5 @@
 """Lengths of a table's examples: estimated from counts, measured, and planned again for other maximum lengths.
 
-    tabular      prompt + record · cap
-    grouped      prompt + group · cap        each group must fit with the prompt, one BOS and one EOS
-    sequential   prompt + one group          at most the limit: a series continues in the next example
-
 An example of records is complete or not made, and at another maximum length it would contain other records. So instead
 of truncation, records that are too large for an example are counted, and a what-if plans all records at each length,
 in the partitions of the build.

@@ -44,7 +44,7 @@ def test_estimate_of_a_lone_group_above_the_budget_overflows(tokens: int, advice
         ("grouped", 119, ("cap_unreachable (flush at 9)",)),
     ],
 )
-def test_ten_units_of_ten_tokens_fit_only_with_their_bos_and_eos(
+def test_ten_entries_of_ten_tokens_fit_only_with_their_bos_and_eos(
     mode: Any, limit: int, advice: tuple[str, ...]
 ) -> None:
     found = estimate_example(mode, limit=limit, prompt=0, cap=10, record_tokens=10)

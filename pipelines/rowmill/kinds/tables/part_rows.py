@@ -357,14 +357,14 @@ def _assign_splits(
     """Return the splits of the rows of parts of one file, and refuse some; `task` is that of one of the parts."""
     hint, by_time = task.part.split_hint, task.splits.time_key is not None
     # Rows of the same time, or of the same group, share a split, which is computed once.
-    units = rows["order_key" if by_time else "group_key"]
-    if not by_time and units.null_count() == len(units):
+    keys = rows["order_key" if by_time else "group_key"]
+    if not by_time and keys.null_count() == len(keys):
         return pl.Series(SPLITS).gather(splitter.assign_by_contents(contents, source=hint))
-    encoded = _as_arrow(units).dictionary_encode()
+    encoded = _as_arrow(keys).dictionary_encode()
     codes = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
     decided: list[str | None] = []
-    for number, unit in enumerate([*encoded.dictionary.to_pylist(), None]):
-        group, order = (None, unit) if by_time else (unit, None)
+    for number, key in enumerate([*encoded.dictionary.to_pylist(), None]):
+        group, order = (None, key) if by_time else (key, None)
         split = assign_split(splitter, source=hint, group_key=group, order_key=order, content_hash=b"")
         if isinstance(split, Rejected):
             for place in np.flatnonzero(codes == number).tolist():

@@ -16,9 +16,12 @@
 So an example has as many consecutive pieces as its budget and the cap allow. Planning loops per example, never per
 record, so it is linear in the records whatever the cap.
 
+A unit is what one BOS and one EOS enclose, nothing else. The record or group that must fit into one example is an
+entry: in a group that may be split, and in a series, each record.
+
 Offsets are named after what begins and what is counted: `run_first_place[k]` is the first place of run k, and the last
-entry, `run_first_place[K]`, the number of places. The records of a split are numbered 0 … R−1, by group key and then by
-position.
+number, `run_first_place[K]`, is that of all places. The records of a split are numbered 0 … R−1, by group key and then
+by position.
 
 A build plans all partitions before it writes any examples. Sizes are kept as the number of times that each occurs, so
 that the facts of a table are exact, whatever number of partitions they are added up from.
@@ -355,7 +358,7 @@ class TableOverflow:
 
 @dataclass(frozen=True, slots=True)
 class OverflowFacts:
-    """How many units do not fit, the `first` of them in the order of the table, and the `worst`, largest first."""
+    """How many entries do not fit, the `first` of them in the order of the table, and the `worst`, largest first."""
 
     count: int = 0
     first: tuple[TableOverflow, ...] = ()
@@ -437,9 +440,9 @@ class PlanRequest:
 
 
 def find_oversized(request: PlanRequest, partition: PartitionRows) -> tuple[Ints, Ints]:
-    """Return the encoded rows of records or groups that are too large for an example, and where each of these begins.
+    """Return the encoded rows of the entries that are too large for an example, and where each entry begins.
 
-    A group's rows follow one another; the second array, int64[U + 1], ends with the number of rows.
+    A group's rows follow one another; the second array, int64[X + 1], ends with the number of rows.
     """
     index, tokens = partition.index, partition.tokens
     if request.oversized_kind == "record":
@@ -460,7 +463,7 @@ def count_train_records(request: PlanRequest, partition: PartitionRows) -> int:
 
 
 def plan_splits(request: PlanRequest, partition: PartitionRows, oversized_rows: Ints) -> list[PlannedSplit]:
-    """Plan the examples of each of `SPLITS`; units that do not fit are left out, whatever the recipe says."""
+    """Plan the examples of each of `SPLITS`; entries that do not fit are left out, whatever the recipe says."""
     fitting = partition.tokens >= 0
     fitting[oversized_rows] = False
     return [_plan_split(request, partition, fitting, split) for split in SPLITS]
@@ -532,7 +535,7 @@ ColumnReader = Callable[[Ints, str], Sequence[str]]
 
 
 def name_overflows(
-    request: PlanRequest, partition: PartitionRows, rows: Ints, unit_first_row: Ints, read_column: ColumnReader
+    request: PlanRequest, partition: PartitionRows, rows: Ints, entry_first_row: Ints, read_column: ColumnReader
 ) -> Iterator[TableOverflow]:
     """Name what `find_oversized` found, and the widest column of each, reading each part once."""
     if not len(rows):
@@ -542,12 +545,12 @@ def name_overflows(
         names = [f"record {name}" for name in read_column(rows, "row_id")]
     else:
         assert index.groups is not None
-        keys = (index.keys[group] for group in index.groups[rows[unit_first_row[:-1]]].tolist())
+        keys = (index.keys[group] for group in index.groups[rows[entry_first_row[:-1]]].tolist())
         names = [_name_group(key, request.form.group_columns) for key in keys]
-    unit_rows = np.split(rows, unit_first_row[1:-1])
-    examined = [own[:MAX_EXAMINED_ROWS] for own in unit_rows]
+    entry_rows = np.split(rows, entry_first_row[1:-1])
+    examined = [own[:MAX_EXAMINED_ROWS] for own in entry_rows]
     records = iter(read_column(np.concatenate(examined), "record"))
-    for name, own, shown in zip(names, unit_rows, examined, strict=True):
+    for name, own, shown in zip(names, entry_rows, examined, strict=True):
         sizes: Counter[str] = Counter()
         for record in islice(records, len(shown)):
             sizes.update({column: len(str(value)) for column, value in read_json(record).items()})
@@ -583,8 +586,8 @@ def require_record_room(dataset: str, form: RecordOptions, limits: ExampleLimits
         )
 
 
-def require_fitting_units(dataset: str, form: RecordOptions, overflows: OverflowFacts) -> None:
-    """Refuse a plan in which a unit does not fit, unless the recipe leaves such units out."""
+def require_fitting_entries(dataset: str, form: RecordOptions, overflows: OverflowFacts) -> None:
+    """Refuse a plan in which an entry does not fit, unless the recipe leaves such entries out."""
     # With `split`, only single records that are too large remain, which cannot be split.
     if not overflows.count or form.assembly.on_overflow == "reject":
         return

@@ -102,16 +102,16 @@ class RowIndex:
     """The rows of a dataset, or of a partition of it.
 
     `splits` int8[N] index `SPLITS`; `groups` int64[N] index `keys`, which ascend (None without groups); `positions`
-    int64[N] order a group's rows (None: source order), in multiples of `unit` seconds if they are times (None if only
-    their order is known). `first_rows` int64[P + 1] are the offsets of the parts; `places` int64[N] number the rows in
-    their parts (None: all rows of every part).
+    int64[N] order a group's rows (None: source order), in multiples of `seconds_per_position` if they are times (None
+    if only their order is known). `first_rows` int64[P + 1] are the offsets of the parts; `places` int64[N] number the
+    rows in their parts (None: all rows of every part).
     """
 
     splits: NDArray[np.int8]
     groups: Ints | None
     keys: tuple[str, ...]
     positions: Ints | None
-    unit: Decimal | None
+    seconds_per_position: Decimal | None
     first_rows: Ints
     places: Ints | None = None
 
@@ -164,13 +164,14 @@ def build_row_index(
         groups = ranks[np.concatenate(codes)]
     elif is_series:
         groups, keys = np.zeros(int(first_rows[-1]), np.int64), (NO_KEY,)
-    positions = unit = None
+    positions = seconds_per_position = None
     if order is not None and groups is not None:
-        positions, unit = _read_positions([table.column("order_key") for table in tables], is_time=order.is_time)
-        if order.is_time_of_day and unit is not None:
-            positions = _roll_over_midnight(positions, groups, int(DAY / unit))
+        columns = [table.column("order_key") for table in tables]
+        positions, seconds_per_position = _read_positions(columns, is_time=order.is_time)
+        if order.is_time_of_day and seconds_per_position is not None:
+            positions = _roll_over_midnight(positions, groups, int(DAY / seconds_per_position))
     numbered = np.concatenate([np.empty(0, np.int8), *splits]).astype(np.int8)
-    return RowIndex(numbered, groups, keys, positions, unit, first_rows, places)
+    return RowIndex(numbered, groups, keys, positions, seconds_per_position, first_rows, places)
 
 
 def count_group_sizes(columns: Iterable[pa.ChunkedArray]) -> tuple[tuple[str, ...], Ints]:

@@ -34,27 +34,26 @@ def estimate_example(
     is_approximate: bool = False,
 ) -> ExampleEstimate:
     """Estimate an example from the average tokens per record and records per group; `cap` None means no cap."""
-    unit = round(record_tokens if mode == "tabular" else record_tokens * records_per_group)
+    record, group = round(record_tokens), round(record_tokens * records_per_group)
     largest = limit - prompt - DELIMITERS_PER_UNIT
     if mode == "grouped":
-        most = max((limit - prompt) // (unit + DELIMITERS_PER_UNIT), 0)
+        entry, most = group, max((limit - prompt) // (group + DELIMITERS_PER_UNIT), 0)
     else:
-        most = max(largest // max(round(record_tokens), 1), 0)
+        entry, most = record, max(largest // max(record, 1), 0)
     wanted = most if cap is None else cap
     if mode == "sequential":
-        tokens, fits = min(prompt + unit, limit), round(record_tokens) <= largest
-        return ExampleEstimate(
-            unit, tokens, fits, min(most, wanted), largest, () if fits else ("overflow",), is_approximate
-        )
+        overflow = ("overflow",) if record > largest else ()
+        tokens = min(prompt + group, limit)
+        return ExampleEstimate(group, tokens, not overflow, min(most, wanted), largest, overflow, is_approximate)
     # As specified, the reported tokens are those of the prompt and the records; BOS and EOS decide whether they fit.
-    tokens = prompt + unit * wanted
+    tokens = prompt + entry * wanted
     delimiters = DELIMITERS_PER_UNIT * (wanted if mode == "grouped" else 1)
     advice: list[str] = []
-    if unit > largest:
+    if entry > largest:
         advice.append("overflow")
     elif tokens + delimiters > limit:
         advice.append(f"cap_unreachable (flush at {most})")
-    return ExampleEstimate(unit, tokens, not advice, min(most, wanted), largest, tuple(advice), is_approximate)
+    return ExampleEstimate(entry, tokens, not advice, min(most, wanted), largest, tuple(advice), is_approximate)
 
 
 def advise_group_column(

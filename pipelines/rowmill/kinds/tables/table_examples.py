@@ -49,7 +49,7 @@ from rowmill.kinds.tables.partition_plan import (
     find_oversized,
     name_overflows,
     plan_splits,
-    require_fitting_units,
+    require_fitting_entries,
     require_record_room,
     summarize_split,
 )
@@ -187,8 +187,8 @@ def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartRe
     parts, request = inputs.partition.parts, inputs.request
     rows = read_partition(place.store, inputs.partition, request.form, request.order)
     read_column = partial(read_row_column, place.store, [part.rows for part in parts], rows.index)
-    oversized_rows, unit_first_row = find_oversized(request, rows)
-    overflows = tuple(name_overflows(request, rows, oversized_rows, unit_first_row, read_column))
+    oversized_rows, entry_first_row = find_oversized(request, rows)
+    overflows = tuple(name_overflows(request, rows, oversized_rows, entry_first_row, read_column))
     splits = [split for split in plan_splits(request, rows, oversized_rows) if len(split.records.rows)]
     files: dict[str, File] = {}
     slices: list[ExampleSlice] = []
@@ -196,7 +196,7 @@ def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartRe
     for number, (described, examples) in enumerate(pieces):
         files[described.fingerprint] = place.write(f"slice-{number:05d}", examples)
         slices.append(described)
-    texts = np.repeat(np.array([one.description for one in overflows], object), np.diff(unit_first_row))
+    texts = np.repeat(np.array([one.description for one in overflows], object), np.diff(entry_first_row))
     states = _list_states(request, rows, splits, oversized_rows, texts)
     files["states"] = place.write("states", states)
     prefills = list_prefills(request.form, inputs.schema, inputs.frame, splits, rows.index, read_column)
@@ -334,7 +334,7 @@ def _add_up_plans(table: EncodedTable, planned: Sequence[Part]) -> TablePlan:
     form, limits, frame, order = table.request.form, table.request.limits, table.frame, table.observed.order
     counted = [PLAN_FACTS.validate_python(part.get_details(PartitionPlanDetails).plan) for part in planned]
     overflows = OverflowFacts.join([own for _, own in counted])
-    require_fitting_units(table.request.dataset, form, overflows)
+    require_fitting_entries(table.request.dataset, form, overflows)
     by_split = [[own for splits, _ in counted for own in splits if own.split == split] for split in SPLITS]
     described = {
         "mode": form.mode, "bos_id": frame.bos_id, "bos": frame.bos_text, "eos_id": frame.eos_id, "eos": frame.eos_text,

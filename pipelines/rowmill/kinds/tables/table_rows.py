@@ -331,21 +331,21 @@ def _decide_exact_splits(context: KindContext, parts: Sequence[Part], index: Row
     if (index.splits[hinted] == SPLITS.index("validation")).any():
         options = options.model_copy(update={"validation": 0})
     if index.groups is not None:
-        units, names = index.groups, [key.encode() for key in index.keys]
+        groups, names = index.groups, [key.encode() for key in index.keys]
     else:
         by_group = options.group_key is not None
         column = "group_key" if by_group else "content_hash"
         tables = read_tables(context.store, [part.files["rows"] for part in parts], [column])
         encoded = pa.concat_tables(tables).column(0).combine_chunks().dictionary_encode()
         values = encoded.dictionary.to_pylist()
-        units = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        groups = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         names = [value.encode() if by_group else b'"' + value.hex().encode() + b'"' for value in values]
-    rows = np.bincount(units[~hinted], minlength=len(names)).astype(np.int64)
-    taken_units = np.flatnonzero(rows)
-    places = np.array([splitter.place(names[unit]) for unit in taken_units.tolist()], np.uint64)
+    rows = np.bincount(groups[~hinted], minlength=len(names)).astype(np.int64)
+    taken_groups = np.flatnonzero(rows)
+    places = np.array([splitter.place(names[group]) for group in taken_groups.tolist()], np.uint64)
     decided = np.zeros(len(names), np.int8)
-    decided[taken_units] = splits.assign_exact_splits(options, places, rows[taken_units])
-    return np.where(hinted, index.splits, decided[units]).astype(np.int8)
+    decided[taken_groups] = splits.assign_exact_splits(options, places, rows[taken_groups])
+    return np.where(hinted, index.splits, decided[groups]).astype(np.int8)
 
 
 def complete_table_output(context: KindContext, draft: StageOutput, observed: ObservedTable) -> StageOutput:
@@ -469,18 +469,18 @@ def _measure_intervals(context: KindContext, index: RowIndex | None) -> tuple[st
         form.mode == "sequential"
         and index.groups is not None
         and index.positions is not None
-        and index.unit is not None
+        and index.seconds_per_position is not None
     ):
         rows, begins = index.sort_rows(np.arange(len(index.groups), dtype=np.int64))
         within = np.ones(max(len(rows) - 1, 0), bool)
         within[begins[1:-1] - 1] = False
         found = np.diff(index.positions[rows])[within]
-    if configured is None or index.unit is None:
+    if configured is None or index.seconds_per_position is None:
         constant = len(found) > 0 and bool((found == found[0]).all()) and int(found[0]) > 0
-        own = None if not constant or index.unit is None else int(found[0]) * index.unit
+        own = None if not constant or index.seconds_per_position is None else int(found[0]) * index.seconds_per_position
         return None if own is None else format(own, "f"), None
-    units = float(configured) / float(index.unit)
-    off = int((np.abs(found - units) > 1e-9 * max(units, 1)).sum())
+    expected = float(configured) / float(index.seconds_per_position)
+    off = int((np.abs(found - expected) > 1e-9 * max(expected, 1)).sum())
     return str(configured), TimeStepCounts(steps=len(found), deviating_steps=off)
 
 
@@ -529,7 +529,7 @@ def find_repeated_hours(index: RowIndex) -> TimePairs:
     """
     empty = np.empty(0, np.int64)
     nothing = TimePairs(empty, empty, np.empty(0, np.bool_))
-    if index.groups is None or index.positions is None or index.unit is None:
+    if index.groups is None or index.positions is None or index.seconds_per_position is None:
         return nothing
     rows = np.argsort(index.groups, kind="stable")
     steps = _measure_source_steps(index, rows)
@@ -538,7 +538,7 @@ def find_repeated_hours(index: RowIndex) -> TimePairs:
         rows = rows[::-1]
         steps = _measure_source_steps(index, rows)
     goes_back = steps < 0
-    second = float(1 / index.unit)
+    second = float(1 / index.seconds_per_position)
     # The clock is put back between two rows whose true distance is not recorded: the steps around it estimate it.
     usual = np.where(steps < _HOUR * second, steps, 0)
     around = np.maximum(np.append(0, usual[:-1]), np.append(usual[1:], 0))
@@ -782,7 +782,11 @@ def _describe_repeated_times(index: RowIndex, hours: TimePairs | None, read_cell
         is_new = ~(are_among(times.rows, known) | are_among(times.others, known))
         times = TimePairs(times.rows[is_new], times.others[is_new], times.begins[is_new])
         # Some time of day is not midnight.
-        if index.positions is not None and index.unit is not None and (index.positions % int(DAY / index.unit)).any():
+        if (
+            index.positions is not None
+            and index.seconds_per_position is not None
+            and (index.positions % int(DAY / index.seconds_per_position)).any()
+        ):
             local = "; where the clock was put back between them, write the zone into the times"
     return _describe_pairs(
         "repeated time",

@@ -57,7 +57,7 @@ def assembly() -> None:
     alone = SplitRecords("train", rows, tokens, np.arange(LENGTHS + 1), np.full(LENGTHS, -1))
 
     def draw(room: ExampleLimits) -> BudgetSampler:
-        span = room.record_tokens - room.min_budget_tokens + 1
+        span = room.record_room - room.min_budget_tokens + 1
 
         def of_series(number: int, group: int) -> Callable[[int], int]:
             # As `partition_plan.py` draws.

@@ -55,7 +55,7 @@ def ended(made: PlannedSplit) -> list[str]:
 
 
 def drawing(limits: ExampleLimits, seed: int) -> BudgetSampler:
-    least, span = limits.min_budget_tokens, limits.record_tokens - limits.min_budget_tokens + 1
+    least, span = limits.min_budget_tokens, limits.record_room - limits.min_budget_tokens + 1
     return lambda number, group: lambda ordinal: least + (seed * 7 + number + group + 3 * ordinal) % span
 
 
@@ -233,7 +233,7 @@ def test_tabular_examples_contain_every_record_of_a_pass_once_within_limits(
 
     assert made.order.records.tolist() == order.records.tolist()
     _keeps_limits(made, limits, np.diff(made.example_first_place))
-    _is_greedy(made, of, limits, lambda tokens: tokens <= limits.record_tokens)
+    _is_greedy(made, of, limits, lambda tokens: tokens <= limits.record_room)
 
 
 @given(groups=GROUPS, cap=CAPS, room=st.integers(240, 500), wanted=WANTED)
@@ -261,7 +261,7 @@ def test_oversized_groups_are_split_between_records_and_lose_none(groups: list[l
     assert len(passes_of(made)) == 1
     pieces = [one.tolist() for one in np.split(made.records, made.run_first_place[1:-1])]
     assert [one for piece in pieces for one in piece] == list(range(len(of.tokens)))
-    assert all(int(of.tokens[piece].sum()) <= limits.record_tokens for piece in pieces)
+    assert all(int(of.tokens[piece].sum()) <= limits.record_room for piece in pieces)
     assert set(of.group_first_record.tolist()) <= {*(piece[0] for piece in pieces), len(of.tokens)}
 
 
@@ -282,7 +282,7 @@ def test_sequential_examples_contain_one_group_in_order_within_their_budgets(
         assert example == list(range(example[0], example[-1] + 1))
         assert len({int(np.searchsorted(of.group_first_record, one, "right")) for one in example}) == 1
         first = int(of.tokens[example[0]])
-        assert limits.min_budget_tokens <= budget <= limits.record_tokens or budget == first
+        assert limits.min_budget_tokens <= budget <= limits.record_room or budget == first
         assert int(of.tokens[example].sum()) <= budget
 
 

@@ -62,7 +62,7 @@ def test_estimate_of_a_group_that_fits_into_no_example_says_so_whatever_the_cap(
 
 def advised(sizes: list[int], **changes: Any) -> Any:
     counts = np.array(sizes, np.int64)
-    values: dict[str, Any] = {"record_budget": 12_000, "cap": 10}
+    values: dict[str, Any] = {"record_room": 12_000, "cap": 10}
     return advise_group_column("column", counts, counts * 20, **values | changes)
 
 

@@ -66,14 +66,14 @@ class ExampleLimits:
     cap: int | None
 
     @property
-    def record_tokens(self) -> int:
+    def record_room(self) -> int:
         """Tokens left for records after the prompt, one BOS and one EOS; may be negative."""
         return self.example_tokens - self.prompt_tokens - DELIMITERS_PER_UNIT
 
     @property
     def min_budget_tokens(self) -> int:
-        """The smallest budget that an example of a series may draw: seven tenths of `record_tokens`, rounded up."""
-        return -(-7 * self.record_tokens // 10)
+        """The smallest budget that an example of a series may draw: seven tenths of `record_room`, rounded up."""
+        return -(-7 * self.record_room // 10)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,11 +164,11 @@ def order_records(
 def split_large_runs(records: SplitRecords, order: RecordOrder, limits: ExampleLimits) -> RecordOrder:
     """Split the runs that are too large for an example between records, each piece as long as fits.
 
-    Every record fits `limits.record_tokens`.
+    Every record fits `limits.record_room`.
     """
     place_first_token = compute_offsets(records.tokens[order.records])
     first_places, _ = cut_pieces(
-        place_first_token.tolist(), order.run_first_place.tolist(), None, repeat(repeat(limits.record_tokens))
+        place_first_token.tolist(), order.run_first_place.tolist(), None, repeat(repeat(limits.record_room))
     )
     run_first_place = np.array(first_places, np.int64)
     return RecordOrder(order.records, run_first_place, np.searchsorted(run_first_place, order.pass_first_place))
@@ -223,7 +223,7 @@ def cut_examples(
     border_pieces = order.run_first_place if mode == "sequential" else pass_first_piece
     piece_first_token = place_first_token[piece_first_place] + own_delimiters * np.arange(len(piece_first_place))
     # The BOS and EOS of one unit are no part of a budget, but of the cost of a piece with its own.
-    room_tokens: Iterable[Iterator[int]] = repeat(repeat(limits.record_tokens + own_delimiters))
+    room_tokens: Iterable[Iterator[int]] = repeat(repeat(limits.record_room + own_delimiters))
     if draw is not None:
         run_pass = np.repeat(np.arange(len(order.pass_first_run) - 1), np.diff(order.pass_first_run))
         run_group = records.find_groups(order.records[order.run_first_place[:-1]])
@@ -240,13 +240,13 @@ def cut_examples(
     flushes[-1:] = _END
     unit_first_place = piece_first_place if is_grouped else piece_first_place[example_first_piece]
     example_first_unit = example_first_piece if is_grouped else np.arange(len(example_first_piece), dtype=np.int64)
-    record_tokens = np.diff(place_first_token[unit_first_place[example_first_unit]])
+    shown_tokens = np.diff(place_first_token[unit_first_place[example_first_unit]])
     return PlannedSplit(
         records=records,
         order=order,
         unit_first_place=unit_first_place,
         example_first_unit=example_first_unit,
-        example_tokens=limits.prompt_tokens + record_tokens + DELIMITERS_PER_UNIT * np.diff(example_first_unit),
+        example_tokens=limits.prompt_tokens + shown_tokens + DELIMITERS_PER_UNIT * np.diff(example_first_unit),
         passes=np.searchsorted(pass_first_piece, begins, "right") - 1,
         # A record may be larger than a budget that was drawn.
         budget_tokens=np.maximum(np.array(rooms, np.int64), first_piece_tokens) - own_delimiters,
@@ -336,7 +336,10 @@ class SplitFacts:
 
 @dataclass(frozen=True, slots=True)
 class TableOverflow:
-    """A record or group that is too large for an example: `name` is its row or its key, `records` how many it has."""
+    """A record or group that is too large for an example: `name` is its row or its key, `records` how many it has.
+
+    `record_tokens`, a stored name, are those of all its records.
+    """
 
     kind: str
     name: str
@@ -446,11 +449,11 @@ def find_oversized(request: PlanRequest, partition: PartitionRows) -> tuple[Ints
     """
     index, tokens = partition.index, partition.tokens
     if request.oversized_kind == "record":
-        rows = np.flatnonzero((tokens >= 0) & (tokens > request.limits.record_tokens))
+        rows = np.flatnonzero((tokens >= 0) & (tokens > request.limits.record_room))
         return rows, np.arange(len(rows) + 1, dtype=np.int64)
     assert index.groups is not None
     group_tokens = np.bincount(index.groups, weights=np.maximum(tokens, 0), minlength=len(index.keys))
-    rows = np.flatnonzero((group_tokens > request.limits.record_tokens)[index.groups] & (tokens >= 0))
+    rows = np.flatnonzero((group_tokens > request.limits.record_room)[index.groups] & (tokens >= 0))
     rows = rows[np.argsort(index.groups[rows], kind="stable")]
     return rows, np.append(np.flatnonzero(mark_changes(index.groups[rows])), len(rows)).astype(np.int64)
 
@@ -477,10 +480,10 @@ def _plan_split(request: PlanRequest, partition: PartitionRows, fitting: Bools, 
     records = SplitRecords(split, rows, partition.tokens[rows], group_first_record, group_keys)
 
     low = limits.min_budget_tokens
-    span = limits.record_tokens - low + 1
+    span = limits.record_room - low + 1
 
     def draw_budgets(number: int, group: int) -> Callable[[int], int]:
-        """Return the sampler of a series' budgets, uniform from seven tenths of the record budget to all of it."""
+        """Return the sampler of a series' budgets, uniform from seven tenths of the record room to all of it."""
         key = index.keys[int(group_keys[group])]
         drawn = permutation.make_label_hasher(request.seed, "budget", request.dataset, split, number, key)
         return lambda ordinal: low + (drawn(ordinal) * span >> 64)
@@ -554,13 +557,13 @@ def name_overflows(
         sizes: Counter[str] = Counter()
         for record in islice(records, len(shown)):
             sizes.update({column: len(str(value)) for column, value in read_json(record).items()})
-        record_tokens = int(partition.tokens[own].sum())
+        entry_tokens = int(partition.tokens[own].sum())
         yield TableOverflow(
             kind=request.oversized_kind,
             name=name,
-            tokens=limits.prompt_tokens + DELIMITERS_PER_UNIT + record_tokens,
+            tokens=limits.prompt_tokens + DELIMITERS_PER_UNIT + entry_tokens,
             prompt=limits.prompt_tokens,
-            record_tokens=record_tokens,
+            record_tokens=entry_tokens,
             limit=limits.example_tokens,
             records=len(own),
             widest=max(sizes, key=sizes.__getitem__, default=""),
@@ -577,11 +580,11 @@ def _name_group(key: str, columns: Sequence[str]) -> str:
 
 def require_record_room(dataset: str, form: RecordOptions, limits: ExampleLimits, widest_names: str) -> None:
     """Refuse limits under which no record fits: the prompt and the delimiters take all tokens of an example."""
-    if limits.record_tokens < 1:
+    if limits.record_room < 1:
         shorter = "" if form.prompt.style == "names" else ", or set format.prompt.style: names"
         raise ContextOverflowError(
             f"datasets.{dataset}: the prompt has {limits.prompt_tokens} tokens and with BOS/EOS {DELIMITERS_PER_UNIT} "
-            f"leaves {limits.record_tokens} of {limits.example_tokens} for records, expected at least 1; its widest "
+            f"leaves {limits.record_room} of {limits.example_tokens} for records, expected at least 1; its widest "
             f"columns are {widest_names}; {_suggest_longer_examples(form)}, or shorten these names{shorter}"
         )
 

@@ -61,7 +61,7 @@ def advise_group_column(
     sizes: Ints,
     tokens: Ints,
     *,
-    record_budget: int,
+    record_room: int,
     mode: Mode = "grouped",
     cap: int | None = 10,
     is_ordered: bool = True,
@@ -69,7 +69,7 @@ def advise_group_column(
 ) -> GroupAdvice:
     """Assess a column by the sizes of its groups: `sizes[g]` records and `tokens[g]` tokens each.
 
-    `record_budget` are the tokens that an example has for records.
+    `record_room` are the tokens that an example has for records.
     """
     total = int(sizes.sum())
     described = dict.fromkeys(("count", "mean", "std", "min", "p25", "p50", "p75", "p95", "max"), 0.0)
@@ -84,11 +84,10 @@ def advise_group_column(
     largest = int(np.argmax(sizes)) if len(sizes) else 0
     most = int(sizes[largest]) if len(sizes) else 0
     about = "about " if is_approximate else ""
-    if mode != "sequential" and len(sizes) and int(tokens.max()) > record_budget:
-        over = int((tokens > record_budget).sum())
+    if mode != "sequential" and len(sizes) and int(tokens.max()) > record_room:
+        over = int((tokens > record_room).sum())
         unsuitable["overflow"] = (
-            f"{over} of {len(sizes)} groups have more than {record_budget} tokens, the largest "
-            f"{about}{int(tokens.max())}"
+            f"{over} of {len(sizes)} groups have more than {record_room} tokens, the largest {about}{int(tokens.max())}"
         )
     if mode != "sequential" and len(sizes) > 1 and most > DOMINANT_SHARE * total:
         unsuitable["dominant"] = f"one group has {most} of {total} records; none should have more than half"
@@ -100,7 +99,7 @@ def advise_group_column(
         warnings["skewed"] = f"the largest group has {most} records, the median one {described['p50']:g}"
     if not is_ordered:
         warnings["no_order"] = "no order column: records of a group keep the order of the source"
-    examples = -(-int(tokens.sum()) // max(record_budget, 1))
+    examples = -(-int(tokens.sum()) // max(record_room, 1))
     if mode == "sequential":
         examples = max(examples, 0 if cap is None else int((-(-sizes // cap)).sum()), len(sizes))
     elif cap is not None:

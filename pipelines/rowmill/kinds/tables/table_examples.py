@@ -338,7 +338,7 @@ def _add_up_plans(table: EncodedTable, planned: Sequence[Part]) -> TablePlan:
     by_split = [[own for splits, _ in counted for own in splits if own.split == split] for split in SPLITS]
     described = {
         "mode": form.mode, "bos_id": frame.bos_id, "bos": frame.bos_text, "eos_id": frame.eos_id, "eos": frame.eos_text,
-        "prompt": limits.prompt_tokens, "limit": limits.example_tokens, "records": limits.record_tokens,
+        "prompt": limits.prompt_tokens, "limit": limits.example_tokens, "records": limits.record_room,
         "cap": limits.cap, "wanted": form.wanted, "prompt_text": frame.prompt_text,
         "order": None if order is None else order.name,
         "privacy_unit": ("group" if form.mode == "grouped" else "record") if form.privacy.dp_enabled else None,
@@ -471,7 +471,7 @@ def _count_output(table: EncodedTable, plan: TablePlan, parts: Sequence[Part]) -
         TableExampleCounts(
             prompt_tokens=limits.prompt_tokens,
             limit=limits.example_tokens,
-            record_room=limits.record_tokens,
+            record_room=limits.record_room,
             longest_example=plan.longest["longest_example"],
             longest_group=plan.longest["longest_group"],
         ),
@@ -491,7 +491,7 @@ def _draw_length_histograms(plan: TablePlan) -> dict[str, Histogram]:
     """Return histograms of the tokens of examples and of whole groups, with the limits of an example."""
     drawn: dict[str, Histogram] = {}
     of_example = ("example_tokens", "tokens per example", plan.limits.example_tokens)
-    of_group = ("group_tokens", "tokens per group", plan.limits.record_tokens)
+    of_group = ("group_tokens", "tokens per group", plan.limits.record_room)
     for name, title, limit in (of_example, of_group) if plan.mode == "grouped" else (of_example,):
         sizes = sum_counts(split.sizes[name] for split in plan.splits)
         if sizes:

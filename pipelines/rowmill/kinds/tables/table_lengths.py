@@ -250,7 +250,7 @@ def advise_dataset(context: KindContext, tokenizer: LoadedTokenizer, path: str) 
             column,
             np.bincount(codes[codes >= 0]).astype(np.int64),
             np.bincount(codes[codes >= 0], weights=lengths[codes >= 0]).astype(np.int64),
-            record_budget=limits.record_tokens,
+            record_room=limits.record_room,
             mode="sequential" if form.mode == "sequential" else "grouped",
             cap=limits.cap,
             is_ordered=form.order_column is not None,

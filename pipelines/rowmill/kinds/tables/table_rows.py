@@ -427,13 +427,13 @@ def _report_groups(
 ) -> int:
     """Report the groups and the advice on them; return the number of objections to the chosen column."""
     form = require_records(context.dataset)
-    record_budget = context.limit
+    record_room = context.limit
     tokens = sizes * (characters_per_record / CHARACTERS_PER_TOKEN)
     advice = advise_group_column(
         ", ".join(form.group_columns) or ("each file" if form.is_grouped_by_file else "one series"),
         sizes,
         tokens.round().astype(np.int64),
-        record_budget=record_budget,
+        record_room=record_room,
         mode=form.mode,
         cap=form.cap,
         is_ordered=form.order_column is not None,
@@ -445,7 +445,7 @@ def _report_groups(
         ("group", "rows", "about_tokens"),
         tuple((keys[i], int(sizes[i]), round(float(tokens[i]))) for i in largest.tolist()),
     )
-    limit = record_budget / max(characters_per_record / CHARACTERS_PER_TOKEN, 1e-9)
+    limit = record_room / max(characters_per_record / CHARACTERS_PER_TOKEN, 1e-9)
     # Geometric bins, and the most records that fit into an example.
     edges = find_distinct(np.geomspace(1, max(int(sizes.max(initial=1)) + 1, 2), 24).round().astype(np.int64))
     bars, _ = np.histogram(sizes, bins=edges)

@@ -29,7 +29,7 @@ def index_of(times: Sequence[str], groups: Sequence[str] | None = None) -> RowIn
     keys = pa.array([f'"{group}"' for group in groups] if groups else [None] * len(times), pa.string())
     positions = [str(ISO8601.read(time)) for time in times]
     table = pa.table({"split": ["train"] * len(times), "group_key": keys, "order_key": positions})
-    return build_row_index([table], ISO8601, is_grouped=groups is not None, is_series=True)
+    return build_row_index([table], ISO8601, has_keys=groups is not None, is_series=True)
 
 
 def on(*clocks: str, day: str = "2024-10-27") -> list[str]:

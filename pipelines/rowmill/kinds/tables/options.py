@@ -312,11 +312,11 @@ class RecordOptions(DatasetKind):
         """How examples are assembled; computed from the options."""
         if self.time_series.is_timeseries:
             return "sequential"
-        return "grouped" if self.is_grouped else "tabular"
+        return "grouped" if self.has_keys else "tabular"
 
     @property
-    def is_grouped(self) -> bool:
-        """Whether the records have groups, by columns or by files."""
+    def has_keys(self) -> bool:
+        """Whether the records have group keys, from columns or from files; those of a lone series have none."""
         return bool(self.group_columns) or self.is_grouped_by_file
 
     @property
@@ -399,7 +399,7 @@ class RecordOptions(DatasetKind):
 
     def has_groups(self, options: DatasetOptions) -> bool:
         """Return whether the records have groups, by `splits` or by `data`."""
-        return super().has_groups(options) or self.is_grouped
+        return super().has_groups(options) or self.has_keys
 
     @model_validator(mode="after")
     def _check_columns(self) -> "RecordOptions":

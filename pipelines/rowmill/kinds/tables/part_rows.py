@@ -264,9 +264,9 @@ def _open_row_builder(
     contract = TableContract.from_json(orjson.loads(contract_json))
     builder = RowBuilder(contract, schema, order, ColumnRoles.of(form, splits))
     # Groups stay whole, however they are named; a single series is all train.
-    if form.mode == "sequential" and not form.is_grouped:
+    if form.mode == "sequential" and not form.has_keys:
         splits = splits.model_copy(update={"validation": 0, "test": 0})
-    return builder, Splitter(splits, by_group=form.is_grouped)
+    return builder, Splitter(splits, by_group=form.has_keys)
 
 
 @part_function(version=2, makes_many=True)

@@ -505,12 +505,12 @@ def _plan_split(request: PlanRequest, partition: PartitionRows, fitting: Bools, 
 def summarize_split(mode: Mode, plan: PlannedSplit) -> SplitFacts:
     """Return the facts of a split's examples."""
     records, shown = plan.records, plan.order.records
-    is_grouped = len(records.group_keys) > 0 and int(records.group_keys[0]) >= 0
+    has_groups = len(records.group_keys) > 0 and int(records.group_keys[0]) >= 0
     none = np.empty(0, np.int64)
     counts = {
         "records": len(shown),
         "distinct_records": len(records.rows),
-        "groups": len(records.group_keys) if is_grouped else 0,
+        "groups": len(records.group_keys) if has_groups else 0,
         "examples": len(plan.example_tokens),
         "tokens": int(plan.example_tokens.sum()),
         **{f"flush_{name}": int((plan.flushes == at).sum()) for at, name in enumerate(FLUSHES)},
@@ -518,10 +518,10 @@ def summarize_split(mode: Mode, plan: PlannedSplit) -> SplitFacts:
     }
     measured: Mapping[str, Ints] = {
         "record_tokens": records.tokens,
-        "group_tokens": records.group_tokens if is_grouped else none,
+        "group_tokens": records.group_tokens if has_groups else none,
         "example_tokens": plan.example_tokens,
         "example_records": np.diff(plan.example_first_place),
-        "example_groups": np.diff(plan.example_first_unit) if is_grouped else none,
+        "example_groups": np.diff(plan.example_first_unit) if has_groups else none,
     }
     counted = {name: np.unique(values, return_counts=True) for name, values in measured.items()}
     sizes = {name: dict(zip(*(part.tolist() for part in both), strict=True)) for name, both in counted.items()}

@@ -137,7 +137,7 @@ def build_row_index(
     tables: Sequence[pa.Table],
     order: SortKey | None,
     *,
-    is_grouped: bool,
+    has_keys: bool,
     is_series: bool,
     first_rows: Ints | None = None,
     places: Ints | None = None,
@@ -151,7 +151,7 @@ def build_row_index(
     splits = [pc.index_in(table.column("split"), pa.array(SPLITS)).to_numpy() for table in tables]
     groups: Ints | None = None
     keys: tuple[str, ...] = ()
-    if is_grouped:
+    if has_keys:
         codes: list[Ints] = [np.empty(0, np.int64)]
         numbers: dict[str, int] = {}
         for table in tables:
@@ -273,7 +273,7 @@ def index_parts(context: KindContext, parts: Sequence[Part], observed: ObservedT
     """Index the rows of parts."""
     tables = read_tables(context.store, [part.files["rows"] for part in parts], KEY_COLUMNS)
     form = require_records(context.dataset)
-    return build_row_index(tables, observed.order, is_grouped=form.is_grouped, is_series=form.mode == "sequential")
+    return build_row_index(tables, observed.order, has_keys=form.has_keys, is_series=form.mode == "sequential")
 
 
 def read_row_column(store: Store, files: Sequence[File], index: RowIndex, rows: Ints, column: str) -> list[str]:
@@ -371,7 +371,7 @@ def partition_rows(context: KindContext, parts: Sequence[RowPart]) -> list[Table
     """Return the partitions of a table; the sizes and digests of its parts decide where they end."""
     form, counts = require_records(context.dataset), [part.rows.rows for part in parts]
     # Records of a single series are planned together.
-    if sum(counts) <= PARTITION_ROWS or (form.mode == "sequential" and not form.is_grouped):
+    if sum(counts) <= PARTITION_ROWS or (form.mode == "sequential" and not form.has_keys):
         return [TablePartition(0, tuple(parts))]
     if form.mode == "tabular":
         runs = cut_groups(counts, [part.rows.digest for part in parts], PARTITION_ROWS)
@@ -438,7 +438,7 @@ def read_partition(
     index = build_row_index(
         tables,
         order,
-        is_grouped=form.is_grouped,
+        has_keys=form.has_keys,
         is_series=form.mode == "sequential",
         first_rows=first_rows,
         places=places,

@@ -232,7 +232,7 @@ def _decide_table(context: KindContext, seen: Sequence[Part]) -> ObservedTable:
     form, where = require_records(context.dataset), f"datasets.{context.dataset_name}.format"
     scans = load_scans(context.input(RAW_DATASET))
     files = [scan.url for scan in scans if scan.records and scan.split_hint not in HELD_OUT]
-    is_lone = form.mode == "sequential" and not form.is_grouped and form.data.group_training_examples_by is None
+    is_lone = form.mode == "sequential" and not form.has_keys and form.data.group_training_examples_by is None
     if is_lone and len(files) > 1:
         shown = ", ".join(files[:3]) + (" …" if len(files) > 3 else "")
         raise ConfigError(
@@ -380,7 +380,7 @@ def complete_table_output(context: KindContext, draft: StageOutput, observed: Ob
         is_whole = form.mode == "grouped" and form.assembly.on_overflow != "split"
         # Part by part; a lone series is one group.
         files = [part.files["rows"] for part in draft.parts]
-        if form.is_grouped:
+        if form.has_keys:
             keys, sizes = count_group_sizes(context.store.table(file, ("group_key",)).column(0) for file in files)
         else:
             keys, sizes = (NO_KEY,), np.array([sum(file.rows for file in files)], np.int64)

@@ -167,9 +167,8 @@ def split_large_runs(records: SplitRecords, order: RecordOrder, limits: ExampleL
     Every record fits `limits.record_room`.
     """
     place_first_token = compute_offsets(records.tokens[order.records])
-    first_places, _ = cut_pieces(
-        place_first_token.tolist(), order.run_first_place.tolist(), None, repeat(repeat(limits.record_room))
-    )
+    room_tokens = repeat(repeat(limits.record_room), len(order.run_first_place) - 1)
+    first_places, _ = cut_pieces(place_first_token.tolist(), order.run_first_place.tolist(), None, room_tokens)
     run_first_place = np.array(first_places, np.int64)
     return RecordOrder(order.records, run_first_place, np.searchsorted(run_first_place, order.pass_first_place))
 
@@ -207,49 +206,77 @@ BudgetSampler = Callable[[int, int], Callable[[int], int]]
 _RESTART, _GROUP, _CAP, _BUDGET, _END = range(len(FLUSHES))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderPieces:
+    """The Q pieces of an order that examples are cut from, in the terms of the drawing above.
+
+    `first_place` int64[Q + 1] and `first_token` int64[Q + 1] say where pieces begin, in places and in the tokens that
+    they cost, of which `delimiters` are each piece's own BOS and EOS. An example ends at the latest at the next of
+    `borders`, and a pass begins at each of `pass_first_piece`, both from 0 to Q.
+    """
+
+    first_place: Ints
+    first_token: Ints
+    delimiters: int
+    borders: Ints
+    pass_first_piece: Ints
+
+
+def list_pieces(records: SplitRecords, order: RecordOrder, mode: Mode) -> OrderPieces:
+    """List the pieces of an order: its runs if they are groups, else its records."""
+    place_first_token = compute_offsets(records.tokens[order.records])
+    if mode == "grouped":
+        first_token = place_first_token[order.run_first_place]
+        first_token += DELIMITERS_PER_UNIT * np.arange(len(first_token))
+        pass_first_run = order.pass_first_run
+        return OrderPieces(order.run_first_place, first_token, DELIMITERS_PER_UNIT, pass_first_run, pass_first_run)
+    # A record is a piece, so that pieces are counted as places are.
+    first_place = np.arange(len(place_first_token), dtype=np.int64)
+    borders = order.run_first_place if mode == "sequential" else order.pass_first_place
+    return OrderPieces(first_place, place_first_token, 0, borders, order.pass_first_place)
+
+
 def cut_examples(
     records: SplitRecords, order: RecordOrder, limits: ExampleLimits, mode: Mode, draw: BudgetSampler | None = None
 ) -> PlannedSplit:
     """Cut an order into examples, as the drawing above says; each run fits into one, or in a series each record.
 
-    `draw` is None for full budgets.
+    `draw` samples the budgets of series, and is None for full budgets, as all other modes have.
     """
-    place_first_token = compute_offsets(records.tokens[order.records])
-    is_grouped = mode == "grouped"
-    own_delimiters = DELIMITERS_PER_UNIT if is_grouped else 0
-    piece_first_place = order.run_first_place if is_grouped else np.arange(len(place_first_token), dtype=np.int64)
-    pass_first_piece = order.pass_first_run if is_grouped else order.pass_first_place
-    # The pieces of a series are records, so that they are counted as places are.
-    border_pieces = order.run_first_place if mode == "sequential" else pass_first_piece
-    piece_first_token = place_first_token[piece_first_place] + own_delimiters * np.arange(len(piece_first_place))
+    assert draw is None or mode == "sequential"
+    pieces = list_pieces(records, order, mode)
     # The BOS and EOS of one unit are no part of a budget, but of the cost of a piece with its own.
-    room_tokens: Iterable[Iterator[int]] = repeat(repeat(limits.record_room + own_delimiters))
+    room = limits.record_room + pieces.delimiters
+    room_tokens: Iterable[Iterator[int]] = repeat(repeat(room), len(pieces.borders) - 1)
     if draw is not None:
         run_pass = np.repeat(np.arange(len(order.pass_first_run) - 1), np.diff(order.pass_first_run))
         run_group = records.find_groups(order.records[order.run_first_place[:-1]])
         room_tokens = (map(draw(*run), count()) for run in zip(run_pass.tolist(), run_group.tolist(), strict=True))
-    first_pieces, rooms = cut_pieces(piece_first_token.tolist(), border_pieces.tolist(), limits.cap, room_tokens)
+    first_pieces, rooms = cut_pieces(pieces.first_token.tolist(), pieces.borders.tolist(), limits.cap, room_tokens)
     example_first_piece = np.array(first_pieces, np.int64)
     begins, ends = example_first_piece[:-1], example_first_piece[1:]
-    first_piece_tokens = piece_first_token[begins + 1] - piece_first_token[begins]
     flushes = np.full(len(ends), _BUDGET, np.int8)
     if limits.cap is not None:
         flushes[ends - begins == limits.cap] = _CAP
-    flushes[are_among(ends, border_pieces)] = _GROUP
-    flushes[are_among(ends, pass_first_piece)] = _RESTART
+    flushes[are_among(ends, pieces.borders)] = _GROUP
+    flushes[are_among(ends, pieces.pass_first_piece)] = _RESTART
     flushes[-1:] = _END
-    unit_first_place = piece_first_place if is_grouped else piece_first_place[example_first_piece]
-    example_first_unit = example_first_piece if is_grouped else np.arange(len(example_first_piece), dtype=np.int64)
-    shown_tokens = np.diff(place_first_token[unit_first_place[example_first_unit]])
+    if mode == "grouped":
+        unit_first_place, example_first_unit = pieces.first_place, example_first_piece
+    else:
+        unit_first_place = pieces.first_place[example_first_piece]
+        example_first_unit = np.arange(len(example_first_piece), dtype=np.int64)
+    piece_tokens = np.diff(pieces.first_token[example_first_piece])
+    first_piece_tokens = pieces.first_token[begins + 1] - pieces.first_token[begins]
     return PlannedSplit(
         records=records,
         order=order,
         unit_first_place=unit_first_place,
         example_first_unit=example_first_unit,
-        example_tokens=limits.prompt_tokens + shown_tokens + DELIMITERS_PER_UNIT * np.diff(example_first_unit),
-        passes=np.searchsorted(pass_first_piece, begins, "right") - 1,
+        example_tokens=limits.prompt_tokens + piece_tokens + (DELIMITERS_PER_UNIT - pieces.delimiters),
+        passes=np.searchsorted(pieces.pass_first_piece, begins, "right") - 1,
         # A record may be larger than a budget that was drawn.
-        budget_tokens=np.maximum(np.array(rooms, np.int64), first_piece_tokens) - own_delimiters,
+        budget_tokens=np.maximum(np.array(rooms, np.int64), first_piece_tokens) - pieces.delimiters,
         flushes=flushes,
     )
 
@@ -263,11 +290,11 @@ def cut_pieces(
     """Cut pieces into examples, each of as many as fit; return the first piece of each (end included), and its room.
 
     Piece p costs `piece_first_token[p + 1] - piece_first_token[p]` tokens, and one always fits. An example also ends
-    after `cap` pieces, and at the next of `border_pieces` (from 0 to the number of pieces); `room_tokens` yields the
-    room of each example between two borders.
+    after `cap` pieces, and at the next of `border_pieces` (from 0 to the number of pieces). `room_tokens` has an
+    iterator for every two borders, which yields the room of each example between them.
     """
     first_pieces, rooms = [0], list[int]()
-    for (border, next_border), own_rooms in zip(pairwise(border_pieces), room_tokens, strict=False):
+    for (border, next_border), own_rooms in zip(pairwise(border_pieces), room_tokens, strict=True):
         piece = border
         while piece < next_border:
             room, latest = next(own_rooms), next_border if cap is None else min(piece + cap, next_border)

@@ -354,10 +354,10 @@ def complete_table_output(context: KindContext, draft: StageOutput, observed: Ob
     characters = draft.counts.get(TableRowCounts).characters
     # Times are compared of series, of a configured interval, and of dates in groups; but not of groups in a table that
     # is planned in partitions, so that no process holds all of its rows.
-    is_whole = sum(part.files["rows"].rows for part in draft.parts) <= PARTITION_ROWS
+    fits_one_partition = sum(part.files["rows"].rows for part in draft.parts) <= PARTITION_ROWS
     has_dates = form.mode == "grouped" and observed.order is not None and observed.order.is_date
     is_timed = form.mode == "sequential" or form.time_series.timestamp_interval_seconds is not None
-    index = index_parts(context, draft.parts, observed) if is_timed or (has_dates and is_whole) else None
+    index = index_parts(context, draft.parts, observed) if is_timed or (has_dates and fits_one_partition) else None
     interval, steps = _measure_intervals(context, index)
     scans = load_scans(context.input(RAW_DATASET))
     changes = list(find_contract_changes(form.table, observed.evidence, scans)) if observed.contract else []
@@ -377,7 +377,7 @@ def complete_table_output(context: KindContext, draft: StageOutput, observed: Ob
     )
     if form.mode != "tabular":
         # Series are split when an example is full, and groups if the recipe allows it; other groups must fit whole.
-        is_whole = form.mode == "grouped" and form.assembly.on_overflow != "split"
+        must_fit_whole = form.mode == "grouped" and form.assembly.on_overflow != "split"
         # Part by part; a lone series is one group.
         files = [part.files["rows"] for part in draft.parts]
         if form.has_keys:
@@ -386,10 +386,11 @@ def complete_table_output(context: KindContext, draft: StageOutput, observed: Ob
             keys, sizes = (NO_KEY,), np.array([sum(file.rows for file in files)], np.int64)
         objections = _report_groups(context, draft, keys, sizes, characters / max(int(sizes.sum()), 1))
         counted += [
-            GroupCounts(groups=len(keys), rows_of_largest_group=int(sizes.max(initial=0)), is_group_cut=not is_whole),
+            GroupCounts(
+                groups=len(keys), rows_of_largest_group=int(sizes.max(initial=0)), is_group_cut=not must_fit_whole
+            ),
             GroupAdviceCounts(group_objections=objections),
         ]
-        draft.counts = draft.counts.without(GroupCounts)
     draft.counts += CountSet.of(*counted)
     draft.details["records"] = observed.to_json() | {"mode": form.mode, "interval_seconds": interval}
     # Parsing of generated records reads the schema, so a different schema is a different version.

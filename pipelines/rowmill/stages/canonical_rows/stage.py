@@ -209,9 +209,6 @@ def make_canonical_rows(
     )
     taken = counts.get(RowCounts).count_taken()
     further: list[Counts] = [search.count(taken) for search in searches]
-    if context.dataset.splits.group_key is not None:
-        largest = int(groups["rows"][0]) if len(groups) else 0
-        further.append(GroupCounts(groups=len(groups), rows_of_largest_group=largest))
     if context.dataset.splits.time_key is not None:
         further.append(TimeSplitCounts(boundaries=boundaries))
     draft = _build_rows_output(context, counts + CountSet.of(*further), final, groups)
@@ -225,7 +222,12 @@ def make_canonical_rows(
         draft.tables |= search.tables
     if clean is not None:
         draft.details["scans"] = [scan.to_json() for one in benchmarks for scan in one.scans]
-    return form.complete_rows(context, draft, decided)
+    output = form.complete_rows(context, draft, decided)
+    # A kind whose rows form groups without `splits.group_key` counts them itself.
+    if context.dataset.splits.group_key is not None and output.counts.find(GroupCounts) is None:
+        largest = int(groups["rows"][0]) if len(groups) else 0
+        output.counts += CountSet.of(GroupCounts(groups=len(groups), rows_of_largest_group=largest))
+    return output
 
 
 def _refuse_second_holdout(context: StageContext, scanned: Sequence[sources.SourcePart]) -> None:

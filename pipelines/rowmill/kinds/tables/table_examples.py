@@ -212,20 +212,21 @@ def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartRe
 def _list_states(
     request: PlanRequest, rows: PartitionRows, splits: Sequence[PlannedSplit], oversized_rows: Ints, texts: NDArray[Any]
 ) -> pa.Table:
-    """Return the states of the rows that are not kept, and `texts` of those that are too large.
+    """Return the states of the rows that the plan leaves out, and `texts` of those that are too large.
 
     Parts are numbered as in the index, so that the file does not depend on other partitions.
     """
-    # Rows without tokens were rejected before.
-    states = np.where(rows.tokens < 0, _KEPT, _NOT_SAMPLED).astype(np.int8)
+    # Rows without tokens were rejected as they were encoded, and have their state from there.
+    is_left_out = rows.tokens >= 0
     for split in splits:
-        states[split.records.rows[split.order.records]] = _KEPT
-    states[oversized_rows] = ROW_STATES.index(f"{request.oversized_kind}_overflow")
-    details = np.full(len(states), "", object)
-    details[oversized_rows] = texts
-    left_out = np.flatnonzero(states != _KEPT)
+        is_left_out[split.records.rows[split.order.records]] = False
+    left_out = np.flatnonzero(is_left_out)
+    states, details = np.full(len(left_out), _NOT_SAMPLED, np.int8), np.full(len(left_out), "", object)
+    oversized = np.searchsorted(left_out, oversized_rows)
+    states[oversized] = ROW_STATES.index(f"{request.oversized_kind}_overflow")
+    details[oversized] = texts
     parts, places = rows.index.locate_rows(left_out)
-    return pa.table([parts, places, states[left_out], details[left_out]], schema=_STATE_SCHEMA)
+    return pa.table([parts, places, states, details], schema=_STATE_SCHEMA)
 
 
 def _identify_states(states: pa.Table) -> dict[str, str]:

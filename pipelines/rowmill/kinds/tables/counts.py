@@ -39,7 +39,7 @@ class EncodedRecordDetails(Details):
     """Place, reason and detail of each."""
 
 
-class ExampleSlice(NamedTuple):
+class PlanSlice(NamedTuple):
     """A slice of the plan of a split, which becomes a part of examples."""
 
     fingerprint: str
@@ -55,7 +55,7 @@ class PartitionPlanDetails(Details):
     plan: tuple[Any, ...]
     """`PLAN_FACTS` as JSON."""
     slices: tuple[tuple[str, str, int, int], ...]
-    """The fields of each `ExampleSlice`."""
+    """The fields of each `PlanSlice`."""
     states: Mapping[str, str]
     """A digest of the states of the rows of each part that are not kept, by the part's number."""
 

@@ -33,7 +33,7 @@ from rowmill.core.arrays import (
 )
 from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.storage import File, Store, digest_json
-from rowmill.kinds.tables.counts import EncodedRecordDetails, ExampleSlice, TableExampleCounts
+from rowmill.kinds.tables.counts import EncodedRecordDetails, PlanSlice, TableExampleCounts
 from rowmill.kinds.tables.options import RecordOptions
 from rowmill.kinds.tables.partition_plan import DELIMITERS_PER_UNIT, FLUSHES, ColumnReader, PlannedSplit
 from rowmill.kinds.tables.partitions import RowIndex, RowPart
@@ -232,7 +232,7 @@ class BuildExamplesInputs(PartInputs):
     records: int = field(compare=False)
     tokens: int = field(compare=False)
     sources: tuple[RowPart, ...] = field(compare=False)
-    examples: File = field(compare=False)
+    plan_file: File = field(compare=False)
     frame: PromptFrame = field(compare=False)
     scratch: HostScratch = field(compare=False)
 
@@ -330,7 +330,7 @@ class TokenOffsets:
 
 def _build_examples_table(store: Store, inputs: BuildExamplesInputs) -> pa.Table:
     """Return a slice of the plan as `RECORD_EXAMPLES`."""
-    planned, frame = store.table(inputs.examples), inputs.frame
+    planned, frame = store.table(inputs.plan_file), inputs.frame
     rows, example_first_record = read_lists(planned.column("rows"))
     unit_records, example_first_unit = read_lists(planned.column("unit_records"))
     unit_first_record = compute_offsets(unit_records)
@@ -484,7 +484,7 @@ PART_TOKENS = 1 << 20
 
 def cut_slices(
     splits: Sequence[PlannedSplit], mode: Mode, index: RowIndex, parts: Sequence[RowPart], frame: PromptFrame
-) -> Iterator[tuple[ExampleSlice, pa.Table]]:
+) -> Iterator[tuple[PlanSlice, pa.Table]]:
     """Yield the plan of each split in slices of about `PART_TOKENS`, as `SLICE_SCHEMA`, with what identifies each.
 
     `parts` are those that the index counts.
@@ -509,13 +509,13 @@ def cut_slices(
             plan.budget_tokens,
             np.array(FLUSHES)[plan.flushes],
         ]
-        examples = pa.table(columns, schema=SLICE_SCHEMA)
+        planned = pa.table(columns, schema=SLICE_SCHEMA)
         # Later examples do not affect earlier borders.
         borders = np.flatnonzero(np.diff(np.cumsum(plan.example_tokens) // PART_TOKENS)) + 1
-        for first, end in pairwise([0, *borders.tolist(), len(examples)]):
+        for first, end in pairwise([0, *borders.tolist(), len(planned)]):
             if first == end:
                 continue
-            own, places = examples.slice(first, end - first), slice(first_place[first], first_place[end])
+            own, places = planned.slice(first, end - first), slice(first_place[first], first_place[end])
             # Rows are identified by the fingerprints of their parts and their places in these.
             used, local = np.unique(part_at[places], return_inverse=True)
             shown = [
@@ -526,4 +526,4 @@ def cut_slices(
             ]
             fingerprint = digest_json("examples", VERSION, frame.to_json(), records.split, mode, identify(shown))
             tokens = int(plan.example_tokens[first:end].sum())
-            yield ExampleSlice(fingerprint, records.split, len(local), tokens), own
+            yield PlanSlice(fingerprint, records.split, len(local), tokens), own

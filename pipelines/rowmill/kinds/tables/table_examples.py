@@ -34,7 +34,7 @@ from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.core.storage import File, Store
 from rowmill.kinds.base import DatasetOptions, KindContext
 from rowmill.kinds.tables import record_tokens
-from rowmill.kinds.tables.counts import EncodedRecordDetails, ExampleSlice, PartitionPlanDetails, TableExampleCounts
+from rowmill.kinds.tables.counts import EncodedRecordDetails, PartitionPlanDetails, PlanSlice, TableExampleCounts
 from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.partition_plan import (
     DELIMITERS_PER_UNIT,
@@ -191,10 +191,10 @@ def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartRe
     overflows = tuple(name_overflows(request, rows, oversized_rows, entry_first_row, read_column))
     splits = [split for split in plan_splits(request, rows, oversized_rows) if len(split.records.rows)]
     files: dict[str, File] = {}
-    slices: list[ExampleSlice] = []
-    pieces = cut_slices(splits, request.form.mode, rows.index, parts, inputs.frame)
-    for number, (described, examples) in enumerate(pieces):
-        files[described.fingerprint] = place.write(f"slice-{number:05d}", examples)
+    slices: list[PlanSlice] = []
+    cut = cut_slices(splits, request.form.mode, rows.index, parts, inputs.frame)
+    for number, (described, planned) in enumerate(cut):
+        files[described.fingerprint] = place.write(f"slice-{number:05d}", planned)
         slices.append(described)
     texts = np.repeat(np.array([one.description for one in overflows], object), np.diff(entry_first_row))
     states = _list_states(request, rows, splits, oversized_rows, texts)
@@ -402,12 +402,12 @@ def make_table_examples(context: KindContext, tokenizer: LoadedTokenizer, path: 
                 records=own.records,
                 tokens=own.tokens,
                 sources=partition.parts,
-                examples=part.files[own.fingerprint],
+                plan_file=part.files[own.fingerprint],
                 frame=table.frame,
                 scratch=scratch,
             )
             for partition, part in zip(partitions, planned, strict=True)
-            for own in (ExampleSlice(*fields) for fields in part.get_details(PartitionPlanDetails).slices)
+            for own in (PlanSlice(*fields) for fields in part.get_details(PartitionPlanDetails).slices)
         ]
         built = context.map(record_tokens.build_part, tasks)
     prefills = [

@@ -36,7 +36,7 @@ class EncodedRecordDetails(Details):
     """The records of a part that could not be encoded."""
 
     rejects: tuple[tuple[int, str, str], ...]
-    """Place, reason and detail of each."""
+    """Row in the part, reason and detail of each."""
 
 
 class PlanSlice(NamedTuple):

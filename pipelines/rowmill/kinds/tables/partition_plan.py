@@ -459,7 +459,7 @@ class PlanRequest:
     dataset: str
     seed: int
     form: RecordOptions
-    order: SortKey | None
+    sort_key: SortKey | None
     limits: ExampleLimits
     wanted_records: int | None
 

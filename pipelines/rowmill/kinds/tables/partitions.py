@@ -103,8 +103,8 @@ class RowIndex:
 
     `splits` int8[N] index `SPLITS`; `groups` int64[N] index `keys`, which ascend (None without groups); `positions`
     int64[N] order a group's rows (None: source order), in multiples of `seconds_per_position` if they are times (None
-    if only their order is known). `first_rows` int64[P + 1] are the offsets of the parts; `places` int64[N] number the
-    rows in their parts (None: all rows of every part).
+    if only their order is known). `first_rows` int64[P + 1] are the offsets of the parts; `row_in_part` int64[N]
+    numbers the rows in their parts (None: all rows of every part).
     """
 
     splits: NDArray[np.int8]
@@ -113,12 +113,12 @@ class RowIndex:
     positions: Ints | None
     seconds_per_position: Decimal | None
     first_rows: Ints
-    places: Ints | None = None
+    row_in_part: Ints | None = None
 
     def locate_rows(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return the number of each row's part, and its number in this part."""
         which = np.searchsorted(self.first_rows, rows, "right") - 1
-        return which, rows - self.first_rows[which] if self.places is None else self.places[rows]
+        return which, rows - self.first_rows[which] if self.row_in_part is None else self.row_in_part[rows]
 
     def sort_rows(self, rows: Ints) -> tuple[Ints, Ints]:
         """Sort rows by group and position, ties in source order; return them and the groups' offsets (end included).
@@ -135,16 +135,17 @@ class RowIndex:
 
 def build_row_index(
     tables: Sequence[pa.Table],
-    order: SortKey | None,
+    sort_key: SortKey | None,
     *,
     has_keys: bool,
     is_series: bool,
     first_rows: Ints | None = None,
-    places: Ints | None = None,
+    row_in_part: Ints | None = None,
 ) -> RowIndex:
     """Index rows by their keys, in the order of the source: a table for each part, unless `first_rows` are given.
 
-    `first_rows` and `places` are those of `RowIndex`. A time of day becomes seconds since its series' first midnight.
+    `first_rows` and `row_in_part` are those of `RowIndex`. Of a time of day the position is the seconds since the first
+    midnight of its series.
     """
     if first_rows is None:
         first_rows = compute_offsets([table.num_rows for table in tables])
@@ -165,13 +166,13 @@ def build_row_index(
     elif is_series:
         groups, keys = np.zeros(int(first_rows[-1]), np.int64), (NO_KEY,)
     positions = seconds_per_position = None
-    if order is not None and groups is not None:
+    if sort_key is not None and groups is not None:
         columns = [table.column("order_key") for table in tables]
-        positions, seconds_per_position = _read_positions(columns, is_time=order.is_time)
-        if order.is_time_of_day and seconds_per_position is not None:
+        positions, seconds_per_position = _read_positions(columns, is_time=sort_key.is_time)
+        if sort_key.is_time_of_day and seconds_per_position is not None:
             positions = _roll_over_midnight(positions, groups, int(DAY / seconds_per_position))
     numbered = np.concatenate([np.empty(0, np.int8), *splits]).astype(np.int8)
-    return RowIndex(numbered, groups, keys, positions, seconds_per_position, first_rows, places)
+    return RowIndex(numbered, groups, keys, positions, seconds_per_position, first_rows, row_in_part)
 
 
 def count_group_sizes(columns: Iterable[pa.ChunkedArray]) -> tuple[tuple[str, ...], Ints]:
@@ -212,16 +213,16 @@ def _read_positions(columns: Sequence[pa.ChunkedArray], *, is_time: bool) -> tup
         return np.concatenate([np.empty(0, np.int64), *whole]), Decimal(1)
     except pa.ArrowInvalid:
         numbers = [[Decimal(text) for text in column.to_pylist()] for column in columns]
-    places = max((-int(number.as_tuple().exponent) for part in numbers for number in part), default=0)
-    places = max(places, 0)
+    decimals = max((-int(number.as_tuple().exponent) for part in numbers for number in part), default=0)
+    decimals = max(decimals, 0)
     # Scaled, a number as short as `1e-999999999` has more digits than memory holds.
-    if places > MAX_DIGITS or any(number.adjusted() > MAX_DIGITS for part in numbers for number in part):
+    if decimals > MAX_DIGITS or any(number.adjusted() > MAX_DIGITS for part in numbers for number in part):
         return _rank_values(numbers), None
-    scaled = [[int(number.scaleb(places)) for number in part] for part in numbers]
+    scaled = [[int(number.scaleb(decimals)) for number in part] for part in numbers]
     if any(abs(number) >= _LARGEST for part in scaled for number in part):
         return _rank_values(numbers), None
     return np.concatenate([np.empty(0, np.int64), *(np.array(part, np.int64) for part in scaled)]), Decimal(1).scaleb(
-        -places
+        -decimals
     )
 
 
@@ -229,8 +230,8 @@ def _rank_values(parts: Iterable[Sequence[object]]) -> Ints:
     """Replace each value by its rank among the distinct values."""
     held = [list(part) for part in parts]
     distinct: list[object] = sorted({one for part in held for one in part})  # pyrefly: ignore[bad-specialization]
-    place = {one: at for at, one in enumerate(distinct)}
-    return np.array([place[one] for part in held for one in part], np.int64)
+    ranks = {one: at for at, one in enumerate(distinct)}
+    return np.array([ranks[one] for part in held for one in part], np.int64)
 
 
 def _roll_over_midnight(positions: Ints, groups: Ints, day: int) -> Ints:
@@ -252,13 +253,13 @@ class ObservedTable:
     """A table after all its parts were observed; `contract` is the recipe's, else the one inferred from the data."""
 
     schema: RecordSchema
-    order: SortKey | None
+    sort_key: SortKey | None
     contract: TableContract | None = None
     evidence: TableEvidence = field(default_factory=lambda: TableEvidence(0, {}))
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON for the manifest, which parsing and generation read."""
-        return {"schema": self.schema.to_json(), "order": None if self.order is None else self.order.name}
+        return {"schema": self.schema.to_json(), "order": None if self.sort_key is None else self.sort_key.name}
 
 
 def load_observed_table(details: dict[str, Any]) -> ObservedTable:
@@ -273,17 +274,17 @@ def index_parts(context: KindContext, parts: Sequence[Part], observed: ObservedT
     """Index the rows of parts."""
     tables = read_tables(context.store, [part.files["rows"] for part in parts], KEY_COLUMNS)
     form = require_records(context.dataset)
-    return build_row_index(tables, observed.order, has_keys=form.has_keys, is_series=form.mode == "sequential")
+    return build_row_index(tables, observed.sort_key, has_keys=form.has_keys, is_series=form.mode == "sequential")
 
 
 def read_row_column(store: Store, files: Sequence[File], index: RowIndex, rows: Ints, column: str) -> list[str]:
     """Return a column of the given rows, in their order, reading each file once; `files` are those of the index."""
-    which, places = index.locate_rows(rows)
+    which, row_in_part = index.locate_rows(rows)
     found = np.empty(len(rows), object)
     for i in find_distinct(which).tolist():
         own = np.flatnonzero(which == i)
         cells = store.table(files[i], [column]).column(0)
-        found[own] = cells.take(pa.array(places[own])).to_pylist()
+        found[own] = cells.take(pa.array(row_in_part[own])).to_pylist()
     return found.tolist()
 
 
@@ -348,7 +349,7 @@ _KEY_SCHEMA = pa.schema(
         pa.field("length", pa.int32(), nullable=False),
     ]
 )
-"""A row of a partition in a block: `part` numbers the block's parts, `place` the part's rows."""
+"""A row of a partition in a block: `part` numbers the block's parts, `place` (a stored name) the part's rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,8 +397,8 @@ def split_block_keys(inputs: KeyBlockInputs, place: PartPlace) -> PartResult:
         number, part = numbered
         keys = place.store.table(part.rows, KEY_COLUMNS)
         lengths = place.store.table(part.tokens, ("length",)).column(0)
-        numbers, places = np.full(len(keys), number, np.int32), np.arange(len(keys), dtype=np.int32)
-        return pa.table([numbers, places, *keys.columns, lengths], schema=_KEY_SCHEMA)
+        numbers, row_in_part = np.full(len(keys), number, np.int32), np.arange(len(keys), dtype=np.int32)
+        return pa.table([numbers, row_in_part, *keys.columns, lengths], schema=_KEY_SCHEMA)
 
     lines = pa.concat_tables(map_reads(place.store, read_part, enumerate(inputs.parts)))
     of_partition = assign_partitions(lines.column("group_key"), inputs.bits)
@@ -417,10 +418,10 @@ class PartitionRows:
 
 
 def read_partition(
-    store: Store, partition: TablePartition, form: RecordOptions, order: SortKey | None
+    store: Store, partition: TablePartition, form: RecordOptions, sort_key: SortKey | None
 ) -> PartitionRows:
     """Read the rows of a partition as integers."""
-    first_rows = places = None
+    first_rows = row_in_part = None
     if partition.keys:
         files = [file for _, file in partition.keys]
         tables = map_reads(store, lambda file: _KEY_SCHEMA.empty_table() if file is None else store.table(file), files)
@@ -429,7 +430,7 @@ def read_partition(
             for table, (parts, _) in zip(tables, partition.keys, strict=True)
         ]
         first_rows = compute_offsets(np.concatenate(counts))
-        places = np.concatenate([table.column("place").to_numpy() for table in tables]).astype(np.int64)
+        row_in_part = np.concatenate([table.column("place").to_numpy() for table in tables]).astype(np.int64)
         lengths = [table.column("length") for table in tables]
     else:
         tables = read_tables(store, [part.rows for part in partition.parts], KEY_COLUMNS)
@@ -437,11 +438,11 @@ def read_partition(
         lengths = [table.column(0) for table in tokens]
     index = build_row_index(
         tables,
-        order,
+        sort_key,
         has_keys=form.has_keys,
         is_series=form.mode == "sequential",
         first_rows=first_rows,
-        places=places,
+        row_in_part=row_in_part,
     )
     row_tokens = np.concatenate([np.empty(0, np.int64), *(own.to_numpy() for own in lengths)]).astype(np.int64)
     return PartitionRows(index, row_tokens, partition.name)

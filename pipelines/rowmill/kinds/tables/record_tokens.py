@@ -199,7 +199,7 @@ def encode_part(inputs: EncodeInputs, place: PartPlace) -> PartResult:
 def _encode_batches(
     encoder: Encoder, decoder: RoundTripDecoder, texts: Sequence[str], counts: TokenizationCounts
 ) -> tuple[list[pa.ListArray], list[int]]:
-    """Return the ids of a part's texts, batch by batch, and the places of texts that they do not give back."""
+    """Return the ids of a part's texts, batch by batch, and the numbers of texts that they do not give back."""
     pieces, altered = list[pa.ListArray](), list[int]()
     for block in cut_blocks([len(text) for text in texts], BATCH_CHARS) if texts else ():
         own = texts[block.start : block.stop]
@@ -210,7 +210,7 @@ def _encode_batches(
         else:
             counts.reference_path_texts += len(own)
             ids, offsets = encoder.encode_continuation_ids(own)
-        altered += [block.start + place for place in decoder.altered(own, ids, offsets)]
+        altered += [block.start + number for number in decoder.altered(own, ids, offsets)]
         pieces.append(make_list_array(offsets, ids))
     return pieces, altered
 
@@ -279,11 +279,11 @@ def count_verified(table: pa.Table) -> int:
     span_starts, span_offsets = read_lists(table.column("span_starts"))
     kinds = flatten_lists(table.column("span_kinds"))
     span_counts = np.diff(span_offsets)
-    places = span_starts + np.repeat(offsets[:-1], span_counts)
-    sizes = np.diff(np.append(places, len(mask)))
+    positions = span_starts + np.repeat(offsets[:-1], span_counts)
+    sizes = np.diff(np.append(positions, len(mask)))
     sums = compute_offsets(mask)
     wanted = np.where(kinds == PROMPT, 0, sizes - (span_starts == 0))
-    is_wrong = sums[places + sizes] - sums[places] != wanted
+    is_wrong = sums[positions + sizes] - sums[positions] != wanted
     wrong = np.bincount(np.repeat(np.arange(table.num_rows), span_counts)[is_wrong], minlength=table.num_rows) > 0
     wrong |= np.diff(sums[offsets]) != table.column("trained_tokens").to_numpy()
     return int((~wrong).sum())
@@ -343,15 +343,15 @@ def _build_examples_table(store: Store, inputs: BuildExamplesInputs) -> pa.Table
     # Ids and mask.
     example_first_token = offsets.example_first_token
     first_tokens, example_tokens = example_first_token[:-1], np.diff(example_first_token)
-    prompt_places = first_tokens[:, None] + np.arange(prompt_tokens)
+    prompt_positions = first_tokens[:, None] + np.arange(prompt_tokens)
     ids = np.empty(int(example_first_token[-1]), np.int32)
-    ids[prompt_places] = np.array(frame.prompt_ids, np.int32)
+    ids[prompt_positions] = np.array(frame.prompt_ids, np.int32)
     ids[offsets.bos_token] = frame.bos_id
     ids[offsets.eos_token] = frame.eos_id
-    taken_places = expand_ranges(taken_first_token[:-1][taken_row], record_tokens)
-    ids[expand_ranges(offsets.record_first_token, record_tokens)] = taken_ids[taken_places]
+    taken_positions = expand_ranges(taken_first_token[:-1][taken_row], record_tokens)
+    ids[expand_ranges(offsets.record_first_token, record_tokens)] = taken_ids[taken_positions]
     mask = np.ones(len(ids), bool)
-    mask[prompt_places] = False
+    mask[prompt_positions] = False
     # No token before an example's first one could predict it.
     mask[first_tokens] = False
     trained_tokens = example_tokens - max(prompt_tokens, 1)
@@ -516,7 +516,7 @@ def cut_slices(
             if first == end:
                 continue
             own, places = planned.slice(first, end - first), slice(first_place[first], first_place[end])
-            # Rows are identified by the fingerprints of their parts and their places in these.
+            # Rows are identified by the fingerprints of their parts and their numbers in these.
             used, local = np.unique(part_at[places], return_inverse=True)
             shown = [
                 [parts[i].fingerprint for i in used.tolist()],

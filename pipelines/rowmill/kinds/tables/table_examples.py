@@ -100,7 +100,7 @@ ROW_STATES = ("kept", "not_sampled", "record_overflow", "group_overflow", "unser
 _KEPT, _NOT_SAMPLED = 0, 1
 
 _STATE_SCHEMA = make_required_schema(part=pa.int32(), place=pa.int32(), state=pa.int8(), detail=pa.string())
-"""A row that is not kept: row `place` of part `part` of its partition. In the order of the source."""
+"""A row that is not kept: row `place` (a stored name) of part `part` of its partition. In the order of the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,22 +130,22 @@ def account_part(inputs: LedgerInputs, place: PartPlace) -> PartResult:
         table = store.table(partition.file)
         begin, end = np.searchsorted(table.column("part").to_numpy(), (partition.number, partition.number + 1)).tolist()
         of_part = table.slice(begin, end - begin)
-        places = of_part.column("place").to_numpy()
-        states[places] = of_part.column("state").to_numpy()
-        texts = zip(places.tolist(), of_part.column("detail").to_pylist(), strict=True)
+        row_in_part = of_part.column("place").to_numpy()
+        states[row_in_part] = of_part.column("state").to_numpy()
+        texts = zip(row_in_part.tolist(), of_part.column("detail").to_pylist(), strict=True)
         details |= {at: text for at, text in texts if text}
     for at, reason, detail in inputs.encoded.get_details(EncodedRecordDetails).rejects:
         states[at] = ROW_STATES.index(reason)
         details[at] = detail
     row_ids: list[str] = store.table(inputs.rows, ["row_id"]).column(0).to_pylist()
     log = RejectLog(TOKENIZED_EXAMPLES)
-    places = np.flatnonzero(states > _NOT_SAMPLED).tolist()
-    raw = store.table(inputs.rows).take(pa.array(places, pa.int64())).to_pylist() if places else []
-    for at, row in zip(places, raw, strict=True):
+    refused = np.flatnonzero(states > _NOT_SAMPLED).tolist()
+    raw = store.table(inputs.rows).take(pa.array(refused, pa.int64())).to_pylist() if refused else []
+    for at, row in zip(refused, raw, strict=True):
         reason = ROW_STATES[int(states[at])]
         log.add(row_ids[at], Rejected(reason, details.get(at, "")), row_as_bytes(row))
-    shown = [row_ids[place] for place in np.flatnonzero(states == _KEPT).tolist()]
-    left_out = [row_ids[place] for place in np.flatnonzero(states == _NOT_SAMPLED).tolist()]
+    shown = [row_ids[at] for at in np.flatnonzero(states == _KEPT).tolist()]
+    left_out = [row_ids[at] for at in np.flatnonzero(states == _NOT_SAMPLED).tolist()]
     kept = pa.chunked_array([shown], pa.string())
     files = {
         "tokens": inputs.encoded.files["tokens"],
@@ -185,7 +185,7 @@ class PartitionPlanInputs(PartitionInputs):
 def plan_partition_part(inputs: PartitionPlanInputs, place: PartPlace) -> PartResult:
     """Plan a partition, and write its slices, the states of its rows, and the prefills of its series."""
     parts, request = inputs.partition.parts, inputs.request
-    rows = read_partition(place.store, inputs.partition, request.form, request.order)
+    rows = read_partition(place.store, inputs.partition, request.form, request.sort_key)
     read_column = partial(read_row_column, place.store, [part.rows for part in parts], rows.index)
     oversized_rows, entry_first_row = find_oversized(request, rows)
     overflows = tuple(name_overflows(request, rows, oversized_rows, entry_first_row, read_column))
@@ -225,8 +225,8 @@ def _list_states(
     oversized = np.searchsorted(left_out, oversized_rows)
     states[oversized] = ROW_STATES.index(f"{request.oversized_kind}_overflow")
     details[oversized] = texts
-    parts, places = rows.index.locate_rows(left_out)
-    return pa.table([parts, places, states, details], schema=_STATE_SCHEMA)
+    parts, row_in_part = rows.index.locate_rows(left_out)
+    return pa.table([parts, row_in_part, states, details], schema=_STATE_SCHEMA)
 
 
 def _identify_states(states: pa.Table) -> dict[str, str]:
@@ -288,7 +288,7 @@ def make_request(context: KindContext, observed: ObservedTable, prompt_tokens: i
     """Return what decides the plan of a dataset; what is generated later decides nothing."""
     form = require_records(context.dataset).model_copy(update={"generation": None})
     limits = ExampleLimits(context.limit, prompt_tokens, form.cap)
-    return PlanRequest(context.dataset_name or "", context.recipe.seed, form, observed.order, limits, form.wanted)
+    return PlanRequest(context.dataset_name or "", context.recipe.seed, form, observed.sort_key, limits, form.wanted)
 
 
 def count_fitting(
@@ -300,7 +300,7 @@ def count_fitting(
 
 
 def _count_partition(store: Store, requests: Sequence[PlanRequest], partition: TablePartition) -> list[int]:
-    rows = read_partition(store, partition, requests[0].form, requests[0].order)
+    rows = read_partition(store, partition, requests[0].form, requests[0].sort_key)
     return [count_train_records(request, rows) for request in requests]
 
 
@@ -332,7 +332,7 @@ def _plan_partitions(context: KindContext, table: EncodedTable, partitions: Sequ
 
 def _add_up_plans(table: EncodedTable, planned: Sequence[Part]) -> TablePlan:
     """Add up the plans of partitions, and refuse a table of which something does not fit."""
-    form, limits, frame, order = table.request.form, table.request.limits, table.frame, table.observed.order
+    form, limits, frame, sort_key = table.request.form, table.request.limits, table.frame, table.observed.sort_key
     counted = [PLAN_FACTS.validate_python(part.get_details(PartitionPlanDetails).plan) for part in planned]
     overflows = OverflowFacts.join([own for _, own in counted])
     require_fitting_entries(table.request.dataset, form, overflows)
@@ -341,7 +341,7 @@ def _add_up_plans(table: EncodedTable, planned: Sequence[Part]) -> TablePlan:
         "mode": form.mode, "bos_id": frame.bos_id, "bos": frame.bos_text, "eos_id": frame.eos_id, "eos": frame.eos_text,
         "prompt": limits.prompt_tokens, "limit": limits.example_tokens, "records": limits.record_room,
         "cap": limits.cap, "wanted": form.wanted, "prompt_text": frame.prompt_text,
-        "order": None if order is None else order.name,
+        "order": None if sort_key is None else sort_key.name,
         "privacy_unit": ("group" if form.mode == "grouped" else "record") if form.privacy.dp_enabled else None,
         "widest_names": _name_widest(table.observed.schema),
     }  # fmt: skip

@@ -164,8 +164,8 @@ class ReplanInputs(PartitionInputs):
 @part_function(version=2)
 def replan_partition_part(inputs: ReplanInputs, place: PartPlace) -> PartResult:
     """Plan a partition at each length, and write the lengths of its examples; what does not fit is left out."""
-    form, order = inputs.requests[0].form, inputs.requests[0].order
-    rows = read_partition(place.store, inputs.partition, form, order)
+    form, sort_key = inputs.requests[0].form, inputs.requests[0].sort_key
+    rows = read_partition(place.store, inputs.partition, form, sort_key)
     pieces = [_LENGTH_SCHEMA.empty_table()]
     overlong: list[OverlongRecordCounts] = []
     for request in inputs.requests:
@@ -243,7 +243,7 @@ def advise_dataset(context: KindContext, tokenizer: LoadedTokenizer, path: str) 
     table, form = encode_table(context, tokenizer, path), require_records(context.dataset)
     limits = table.request.limits
     partition = TablePartition(0, tuple(table.parts))
-    rows = read_partition(context.store, partition, form, table.observed.order)
+    rows = read_partition(context.store, partition, form, table.observed.sort_key)
     lengths = np.maximum(rows.tokens, 0)
     columns = [
         advise_group_column(

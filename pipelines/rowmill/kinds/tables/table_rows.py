@@ -1,6 +1,6 @@
 """Rows of a table: what is decided over all parts of a dataset before its rows are made, and reported after that.
 
-    all parts ─observe─► contract, schema, order ─► rows ─► deduplication ─► splits ─► facts
+    all parts ─observe─► contract, schema, sort key ─► rows ─► deduplication ─► splits ─► facts
 
 A part is observed once; its rows are made again only if the schema or the sort key changes, because then every text may
 change.
@@ -176,7 +176,7 @@ def make_table_rows(
                 options,
                 contract,
                 schema,
-                known.order,
+                known.sort_key,
                 form,
                 splits,
                 limits.max_run_chars,
@@ -254,9 +254,9 @@ def _decide_table(context: KindContext, seen: Sequence[Part]) -> ObservedTable:
                 f"{where}.{option.split(' ')[0]}: no record has a column {name!r}; there are {there}; name one of them"
             )
     schema = build_record_schema(contract, evidence, read_declared_types(scans), form.leading_columns)
-    order = None
+    sort_key = None
     if form.order_column is not None:
-        order = infer_sort_key(
+        sort_key = infer_sort_key(
             form.order_column,
             contract,
             evidence,
@@ -266,7 +266,7 @@ def _decide_table(context: KindContext, seen: Sequence[Part]) -> ObservedTable:
             is_pinned=form.table is not None,
             where=f"{where}.time_series.timestamp_format",
         )
-    return ObservedTable(schema, order, contract, evidence)
+    return ObservedTable(schema, sort_key, contract, evidence)
 
 
 def infer_dataset_contract(context: KindContext, evidence: TableEvidence) -> TableContract:
@@ -355,7 +355,7 @@ def complete_table_output(context: KindContext, draft: StageOutput, observed: Ob
     # Times are compared of series, of a configured interval, and of dates in groups; but not of groups in a table that
     # is planned in partitions, so that no process holds all of its rows.
     fits_one_partition = sum(part.files["rows"].rows for part in draft.parts) <= PARTITION_ROWS
-    has_dates = form.mode == "grouped" and observed.order is not None and observed.order.is_date
+    has_dates = form.mode == "grouped" and observed.sort_key is not None and observed.sort_key.is_date
     is_timed = form.mode == "sequential" or form.time_series.timestamp_interval_seconds is not None
     index = index_parts(context, draft.parts, observed) if is_timed or (has_dates and fits_one_partition) else None
     interval, steps = _measure_intervals(context, index)
@@ -369,7 +369,7 @@ def complete_table_output(context: KindContext, draft: StageOutput, observed: Ob
             non_finite=_count_non_finite(draft, observed),
         ),
         *([] if steps is None else [steps]),
-        *([] if observed.order is None else [report_ambiguous_times(context, draft, observed.order, index)]),
+        *([] if observed.sort_key is None else [report_ambiguous_times(context, draft, observed.sort_key, index)]),
     ]
     draft.tables["columns"] = DisplayTable(
         ("column", "type", "nullable", "required"),
@@ -654,10 +654,10 @@ class TimeProblem:
 
 
 def report_ambiguous_times(
-    context: KindContext, draft: StageOutput, order: SortKey, index: RowIndex | None
+    context: KindContext, draft: StageOutput, sort_key: SortKey, index: RowIndex | None
 ) -> OrderedTimeCounts:
     """Report ambiguous times; return the records that may have the most frequent problem, and those that have it."""
-    problems = [one for one in _find_problems(context, draft.parts, order, index) if one is not None]
+    problems = [one for one in _find_problems(context, draft.parts, sort_key, index) if one is not None]
     if problems:
         draft.tables["ambiguous_times"] = DisplayTable(
             ("problem", "records", "series", "cell", "place", "what", "what_to_do"),
@@ -679,7 +679,7 @@ def report_ambiguous_times(
 
 
 def _find_problems(
-    context: KindContext, parts: Sequence[Part], order: SortKey, index: RowIndex | None
+    context: KindContext, parts: Sequence[Part], sort_key: SortKey, index: RowIndex | None
 ) -> Iterator[TimeProblem | None]:
     """Yield the problems of a table's times."""
     form = require_records(context.dataset)
@@ -694,11 +694,11 @@ def _find_problems(
 
     zoned, unzoned = (_list_zones(parts, name) for name in ("with", "without"))
     yield _describe_mixed_zones(zoned, unzoned, describe_place)
-    if order == ELAPSED and parts:
+    if sort_key == ELAPSED and parts:
         yield _describe_mixed_units(context, parts, read_cell)
     if index is None:
         return
-    is_local = order.is_date and "%z" not in order.name and _count_zones(zoned) <= _count_zones(unzoned)
+    is_local = sort_key.is_date and "%z" not in sort_key.name and _count_zones(zoned) <= _count_zones(unzoned)
     hours = find_repeated_hours(index) if is_local else None
     if hours is not None:
         yield _describe_pairs(
@@ -819,8 +819,8 @@ def _describe_pairs(
     begins = begins[np.argsort(pairs.rows[begins])][:SHOWN_TIMES]
     shown: list[tuple[str, str, str, str]] = []
     for rows in np.stack((pairs.rows[begins], pairs.others[begins]), axis=1):
-        which, places = index.locate_rows(rows)
-        (cell, place), (earlier, at) = map(read_cell, which.tolist(), places.tolist())
+        which, row_in_part = index.locate_rows(rows)
+        (cell, place), (earlier, at) = map(read_cell, which.tolist(), row_in_part.tolist())
         key = index.keys[index.groups[rows[0]]]
         shown.append(("" if key == NO_KEY else clean_value(key), cell, place, what.format(cell=earlier, place=at)))
     return TimeProblem(name, len(pairs.rows), len(index.groups), tuple(shown), remedy)

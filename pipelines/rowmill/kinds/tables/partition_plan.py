@@ -7,11 +7,11 @@
     grouped       prompt BOS r4 EOS BOS r0 r1 r2 EOS       a run is a group, or a part of one that is too large
     sequential    prompt BOS r0 r1 EOS, prompt BOS r2 EOS  a run is a series, or the beginning of one
 
-    mode          an example is      each piece          it ends at     a unit, from BOS    its budget, in tokens
-                  cut from pieces    costs, in tokens    the latest     to EOS, is          of records, is
-    tabular       record             record              with a pass    all its pieces      full
-    grouped       run                run + BOS + EOS     with a pass    one piece           full
-    sequential    record             record              with a run     all its pieces      drawn
+    mode          an example is      each piece          it ends at     its budget, in tokens       a unit, from BOS
+                  cut from pieces    costs, in tokens    the latest     of records, is              to EOS, is
+    tabular       record             record              with a pass    full                        all its pieces
+    grouped       run                run + BOS + EOS     with a pass    full                        one piece
+    sequential    record             record              with a run     drawn in train, else full   all its pieces
 
 So an example has as many consecutive pieces as its budget and the cap allow. Planning loops per example, never per
 record, so it is linear in the records whatever the cap.
@@ -72,7 +72,10 @@ class ExampleLimits:
 
     @property
     def min_budget_tokens(self) -> int:
-        """The smallest budget that an example of a series may draw: seven tenths of `record_room`, rounded up."""
+        """The smallest budget that an example of a train series may draw: seven tenths of `record_room`, rounded up.
+
+        Budgets are drawn anew in each pass, so that passes cut a series at different records.
+        """
         return -(-7 * self.record_room // 10)
 
 

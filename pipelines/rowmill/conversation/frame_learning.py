@@ -148,7 +148,7 @@ class FrameLearner:
         prompt = self._renderer.generation_prompt("user", has_tools=False, kwargs=self._kwargs)
         opening = find_first_control_token(prompt, self._tokens)
         self._headers = {role: self._remove_previous_end(header, opening) for role, header in common.items()}
-        self._learn_prefixes(turns)
+        self._learn_prefixes(turns, has_prompt=bool(prompt))
         inner = {
             (
                 first.kind,
@@ -257,11 +257,11 @@ class FrameLearner:
 
     # ── the text before a turn ──
 
-    def _learn_prefixes(self, turns: Sequence[ProbeTurn]) -> None:
+    def _learn_prefixes(self, turns: Sequence[ProbeTurn], *, has_prompt: bool) -> None:
         """Learn prefixes: first from turns that begin with the exact generation prompt, then from the others."""
         self._gaps_after_users = {turn.gap for turn in turns if turn.previous_role == "user"}
         exact = [(turn, prefix) for turn in turns if (prefix := self._find_exact_prefix(turn)) is not None]
-        if turns and not self._get_prompt_after(turns[0], "user") and not self._opens_turn_at_end(turns):
+        if not has_prompt and not self._opens_turn_at_end(turns):
             exact = self._move_constant_to_header(exact)
         self._prefixes |= {prefix for _, prefix in exact}
         for turn in turns:

@@ -339,12 +339,12 @@ class ConversationEncoder:
 
     def encode_masked(
         self,
-        masked: Sequence[tuple[MaskedConversation, list[tuple[int, int]]]],
+        masked: Sequence[MaskedConversation],
+        ordinary: Sequence[list[tuple[int, int]]],
         counts: TokenizationCounts,
     ) -> list[Example | Rejected]:
-        """Encode masked texts, each with the character ranges in which control strings are text."""
-        texts, ordinary = zip(*masked, strict=True) if masked else ((), ())
-        made = make_examples(texts, ordinary, self.encoder, counts, split=self.cuts_apart)
+        """Encode masked texts; in the character ranges `ordinary[i]` of text i control strings are text."""
+        made = make_examples(masked, ordinary, self.encoder, counts, split=self.cuts_apart)
         bos = self.bos
         return made if bos is None else [one if isinstance(one, Rejected) else prepend_bos(one, bos) for one in made]
 
@@ -360,7 +360,8 @@ class ConversationEncoder:
         if self.cuts_apart or any("part_weights" in message for message in messages):
             masked = self.masker.mask(shown)
             if isinstance(masked, MaskedConversation):
-                example = self.encode_masked([show_control_strings(masked, placeholders)], TokenizationCounts())[0]
+                masked, ordinary = show_control_strings(masked, placeholders)
+                example = self.encode_masked([masked], [ordinary], TokenizationCounts())[0]
                 return None if isinstance(example, Rejected) else len(example.ids)
         printed = self.printer.render(shown.messages, tools, conversation.kwargs)
         if isinstance(printed, Rejected):
@@ -411,10 +412,6 @@ class RenderedCandidate:
     ordinary: list[tuple[int, int]]
 
 
-_SplitConversation = Callable[[Conversation], Sequence[tuple[Conversation, frozenset[int] | None]]]
-"""Cuts a conversation into those that become examples, each with the messages that may train (None: all)."""
-
-
 class ConversationExampleBuilder:
     """Builds the examples of one dataset's conversations; its subclasses those of prompts and preferences."""
 
@@ -423,16 +420,15 @@ class ConversationExampleBuilder:
     """Whether a share of the rows is judged after they are masked; prompts and sides are judged while they are."""
 
     def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None:
-        """Store the steps of a conversation; other kinds split and mask one otherwise."""
         self._steps = encoder
         self._limit = limit
-        self._split: _SplitConversation = encoder.masker.split_turns
-        self._mask: Callable[..., MaskedConversation | Rejected] = encoder.masker.mask
 
     def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
         """Build the examples of each row; the texts of all rows are encoded at once."""
         decoded, has_control = self._decode(rows)
         rendered: list[list[RenderedCandidate] | Rejected] = []
+        masked: list[MaskedConversation] = []
+        ordinary: list[list[tuple[int, int]]] = []
         for conversation, is_hidden in zip(decoded, has_control.tolist(), strict=True):
             hidden = (conversation, dict[str, str]())
             if is_hidden:
@@ -450,8 +446,10 @@ class ConversationExampleBuilder:
                 made = candidates[0].masked if is_whole else None
                 candidates = self._steps.judge.reject(self._steps.inline_reasoning(shortened), made) or candidates
             rendered.append(candidates)
-        masked = [(one.masked, one.ordinary) for row in rendered if not isinstance(row, Rejected) for one in row]
-        encoded = iter(self._steps.encode_masked(masked, counts))
+            for one in () if isinstance(candidates, Rejected) else candidates:
+                masked.append(one.masked)
+                ordinary.append(one.ordinary)
+        encoded = iter(self._steps.encode_masked(masked, ordinary, counts))
         outcomes: list[RowOutcome] = []
         for row in rendered:
             if isinstance(row, Rejected):
@@ -466,6 +464,14 @@ class ConversationExampleBuilder:
     def _decode(self, rows: pa.Table) -> tuple[Sequence[Conversation], Bools]:
         """Decode each row as one conversation, and return which of them have control strings: bool[N]."""
         return decode_conversations(rows), self._steps.control.find_rows(rows)
+
+    def _split(self, conversation: Conversation) -> Sequence[tuple[Conversation, frozenset[int] | None]]:
+        """Cut a conversation into those that become examples, each with the messages that may train (None: all)."""
+        return self._steps.masker.split_turns(conversation)
+
+    def _mask(self, shown: Conversation, *, only: frozenset[int] | None) -> MaskedConversation | Rejected:
+        """Render and mask a conversation; `only` these messages may train (None: all)."""
+        return self._steps.masker.mask(shown, only=only)
 
     def _render(
         self,
@@ -590,7 +596,8 @@ class ConversationExampleBuilder:
                 )
                 trained = tuple(side for both in sides for side in both if side.start < side.end)
         masked = replace(masked, trained=trained)
-        return self._steps.encode_masked([show_control_strings(masked, candidate.placeholders)], counts)[0]
+        masked, ordinary = show_control_strings(masked, candidate.placeholders)
+        return self._steps.encode_masked([masked], [ordinary], counts)[0]
 
     def _count_trained_tokens(
         self, candidate: RenderedCandidate, kept: Sequence[int], chosen: frozenset[int], *, otherwise: int
@@ -610,14 +617,10 @@ class PromptExampleBuilder(ConversationExampleBuilder):
     kind = "prompt"
     judges_masks = False
 
-    def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None:
-        super().__init__(encoder, limit)
-        self._split, self._mask = self._keep_whole, self._render_prompt
-
-    def _keep_whole(self, conversation: Conversation) -> Sequence[tuple[Conversation, frozenset[int]]]:
+    def _split(self, conversation: Conversation) -> Sequence[tuple[Conversation, frozenset[int]]]:
         return [(conversation, frozenset())]
 
-    def _render_prompt(self, shown: Conversation, *, only: frozenset[int] | None) -> MaskedConversation | Rejected:
+    def _mask(self, shown: Conversation, *, only: frozenset[int] | None) -> MaskedConversation | Rejected:
         del only
         masked = self._steps.masker.render_prompt(shown)
         return masked if isinstance(masked, Rejected) else self._steps.judge.reject_prompt(shown, masked.text) or masked
@@ -631,10 +634,6 @@ class PreferenceExampleBuilder(ConversationExampleBuilder):
 
     kind = "preference"
     judges_masks = False
-
-    def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None:
-        super().__init__(encoder, limit)
-        self._split, self._mask = self._split_sides, self._judge_and_mask
 
     def _decode(self, rows: pa.Table) -> tuple[Sequence[Conversation], Bools]:
         prompts, has_control = super()._decode(rows)
@@ -652,14 +651,14 @@ class PreferenceExampleBuilder(ConversationExampleBuilder):
             )
         return decoded, has_control
 
-    def _split_sides(self, conversation: Conversation) -> Sequence[tuple[Conversation, frozenset[int]]]:
+    def _split(self, conversation: Conversation) -> Sequence[tuple[Conversation, frozenset[int]]]:
         assert isinstance(conversation, PreferenceConversation)
         messages = conversation.messages
         edges = np.cumsum([len(messages) - sum(conversation.lengths), *conversation.lengths]).tolist()
         prompt = messages[: edges[0]]
         return [_join_side(conversation, prompt, messages[begin:end]) for begin, end in pairwise(edges)]
 
-    def _judge_and_mask(self, shown: Conversation, *, only: frozenset[int] | None) -> MaskedConversation | Rejected:
+    def _mask(self, shown: Conversation, *, only: frozenset[int] | None) -> MaskedConversation | Rejected:
         return self._steps.judge.reject(shown) or self._steps.masker.mask(shown, only=only)
 
     def _finish_row(
@@ -689,7 +688,8 @@ class PreferenceExampleBuilder(ConversationExampleBuilder):
             rendered = self._render(joined, candidates[0].placeholders, counts)
             if isinstance(rendered, Rejected):
                 return rendered
-            return require_all(self._steps.encode_masked([(one.masked, one.ordinary) for one in rendered], counts))
+            masked, ordinary = [one.masked for one in rendered], [one.ordinary for one in rendered]
+            return require_all(self._steps.encode_masked(masked, ordinary, counts))
 
         def measure(messages: Sequence[Message], tools: object) -> int | None:
             del tools

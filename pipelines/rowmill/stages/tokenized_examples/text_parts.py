@@ -12,6 +12,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
@@ -211,7 +212,7 @@ class ExampleBuilder:
                     if isinstance(settled, Rejected):
                         rejected.append((place, settled))
                     else:
-                        placed += [(place, k, example) for k, example in enumerate(settled)]
+                        placed += zip(repeat(place), range(len(settled)), settled, strict=False)
                 built += [make_columns(placed)] if placed else []
         built += fast
         examples, places, verified = tabulate_examples(built, table, self._fields)

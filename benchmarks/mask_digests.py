@@ -126,14 +126,14 @@ Made = list[MaskedConversation] | Rejected
 
 def open_template(text: str, path: Way) -> tuple[dict[str, Any], Callable[[Conversation, str], tuple[str, Made]]]:
     """Return a template's contract, and the function that makes a conversation's examples and names the path taken."""
-    printer = open_renderer(RendererSpec(text, template_table.SPECIAL_TOKENS))
-    contract = observe_template_once(printer)
+    renderer = open_renderer(RendererSpec(text, template_table.SPECIAL_TOKENS))
+    contract = observe_template_once(renderer)
     prints_no_reasoning = contract.reasoning == "none"
 
     @cache
     def open_masker(options: str) -> Masker:
         loss, given = OPTIONS[options]
-        return Masker(printer, Loss(**loss), MaskRules(**given))
+        return Masker(renderer, Loss(**loss), MaskRules(**given))
 
     @cache
     def find_layout(options: str, roles: tuple[str, ...]) -> TurnLayout | None:

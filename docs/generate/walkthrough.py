@@ -207,10 +207,10 @@ def _mask_row(walker: _TracedRow) -> MaskedConversation:
     context = walker.context
     loaded, _ = stored_tokenizers.open_recipe_tokenizer(context)
     spec = tokenized_examples.resolve_renderer_spec(context, loaded)
-    printer = ExampleBuilder(Encoder(loaded), context.dataset, spec, context.recipe.limit_of(DEMO_DATASET)).printer
-    assert printer is not None
+    renderer = ExampleBuilder(Encoder(loaded), context.dataset, spec, context.recipe.limit_of(DEMO_DATASET)).renderer
+    assert renderer is not None
     row = walker.one(canonical_rows.STAGE.name, "rows", "row_id", walker.trace.row_id)
-    masked = Masker(printer, context.dataset.loss).mask(Conversation(from_json(row["messages"])))
+    masked = Masker(renderer, context.dataset.loss).mask(Conversation(from_json(row["messages"])))
     assert not isinstance(masked, Rejected)
     return masked
 

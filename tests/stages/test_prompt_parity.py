@@ -15,7 +15,7 @@ from rowmill.core.json import to_json
 from rowmill.recipe import recipe
 from rowmill.stages.tokenized_examples.prompt_parity import choose_rows
 from rowmill.stages.tokenized_examples.stage import build_renderer_spec
-from rowmill.stages.tokenized_examples.text_parts import ExampleBuilder, PreparedExamples
+from rowmill.stages.tokenized_examples.text_parts import BuiltExamples, ExampleBuilder
 from rowmill.tokenization.control_tokens import ControlStrings
 from rowmill.tokenization.encoded_batch import TokenizationCounts
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
@@ -84,14 +84,14 @@ def _open_builder(
     return ExampleBuilder(encoder, dataset, build_renderer_spec(dataset, Path(), encoder.loaded), 120)
 
 
-def _count(builder: ExampleBuilder, table: pa.Table, prepared: PreparedExamples) -> tuple[int, list[str]]:
+def _count(builder: ExampleBuilder, table: pa.Table, built: BuiltExamples) -> tuple[int, list[str]]:
     counts = TokenizationCounts()
-    builder.compare_prompts(table, prepared, counts)
+    builder.compare_prompts(table, built, counts)
     return counts.prompts_compared, counts.prompts_that_differ
 
 
-def _forget_fast_path(prepared: PreparedExamples) -> PreparedExamples:
-    return replace(prepared, on_fast_path=np.zeros(0, np.int64))
+def _forget_fast_path(built: BuiltExamples) -> BuiltExamples:
+    return replace(built, on_fast_path=np.zeros(0, np.int64))
 
 
 # ── the comparison ──
@@ -105,10 +105,10 @@ def test_prompts_of_a_real_template_are_compared_as_on_the_reference_path(
     builder = _open_builder(qwen3, template, 0.6)
     for start in range(0, 180, 60):
         table = _make_table(_make_chats(180)[start : start + 60])
-        prepared = builder.prepare(table, TokenizationCounts())
-        compared = _count(builder, table, prepared)
+        built = builder.build(table, TokenizationCounts())
+        compared = _count(builder, table, built)
 
-        assert compared == _count(builder, table, _forget_fast_path(prepared))
+        assert compared == _count(builder, table, _forget_fast_path(built))
 
 
 SPACED = (
@@ -126,12 +126,12 @@ def test_prompts_that_differ_are_found_among_rows_of_the_fast_path(qwen3: Encode
     ]
     table = _make_table(chats)
     builder = _open_builder(qwen3, SPACED, 1.0)
-    prepared = builder.prepare(table, TokenizationCounts())
-    compared, differing = _count(builder, table, prepared)
+    built = builder.build(table, TokenizationCounts())
+    compared, differing = _count(builder, table, built)
 
-    assert prepared.on_fast_path.tolist() == list(range(30))
+    assert built.on_fast_path.tolist() == list(range(30))
     assert (compared, set(differing) >= {f"row {i}" for i in range(30) if i % 3}) == (30, True)
-    assert (compared, differing) == _count(builder, table, _forget_fast_path(prepared))
+    assert (compared, differing) == _count(builder, table, _forget_fast_path(built))
 
 
 @pytest.mark.real_data
@@ -148,11 +148,11 @@ def test_comparison_has_the_counts_of_the_reference_path_for_every_option(
     table = _make_table(_make_chats(60))
     for template in (SPACED, read_named_template("qwen3")):
         builder = _open_builder(qwen3, template, 1.0, groups)
-        prepared = builder.prepare(table, TokenizationCounts())
-        compared, differing = _count(builder, table, prepared)
+        built = builder.build(table, TokenizationCounts())
+        compared, differing = _count(builder, table, built)
 
         assert compared > 0
-        assert (compared, differing) == _count(builder, table, _forget_fast_path(prepared))
+        assert (compared, differing) == _count(builder, table, _forget_fast_path(built))
 
 
 # ── which rows ──

@@ -135,8 +135,8 @@ def sft_tokenize(
     table = pa.table([*zip(*values, strict=True)], schema=_READ_SCHEMA)
     for field in own_columns:
         table = table.append_column(field, make_column([row.columns.get(field.name) for row in kept], field.type))
-    prepared = builder.prepare(table, TokenizationCounts())
-    rejected, examples = dict(prepared.rejected), prepared.examples
+    built = builder.build(table, TokenizationCounts())
+    rejected, examples = dict(built.rejected), built.examples
     ends = np.cumsum(examples.column("tokens").to_numpy())
     columns = [
         np.split(examples.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False), ends[:-1])
@@ -145,7 +145,7 @@ def sft_tokenize(
     ]
     made = list(map(ExampleTokens, *columns))
     # Kept rows are numbered in their order, and the examples of each follow each other.
-    begins = np.searchsorted(prepared.places, np.arange(len(kept) + 1)).tolist()
+    begins = np.searchsorted(built.places, np.arange(len(kept) + 1)).tolist()
     places = [place for place, row in enumerate(outcomes) if isinstance(row, Row)]
     for number, place in enumerate(places):
         outcomes[place] = rejected.get(number) or made[begins[number] : begins[number + 1]]

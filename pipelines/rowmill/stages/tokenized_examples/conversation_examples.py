@@ -251,12 +251,12 @@ def show_control_strings(
 
 
 @dataclass(frozen=True, slots=True)
-class ConversationEncoder:
+class ConversationSteps:
     """Renders, masks and encodes the conversations of one dataset."""
 
     encoder: Encoder
     dataset: Dataset
-    printer: Renderer
+    renderer: Renderer
     masker: Masker
     judge: RowJudge
     control: ControlStrings
@@ -268,9 +268,9 @@ class ConversationEncoder:
     """The BOS to put before chats, only if the recipe sets it; otherwise the template decides."""
 
     @classmethod
-    def open(cls, encoder: Encoder, dataset: Dataset, spec: RendererSpec) -> "ConversationEncoder":
+    def open(cls, encoder: Encoder, dataset: Dataset, spec: RendererSpec) -> "ConversationSteps":
         """Open the renderer and the masker."""
-        printer = open_renderer(spec)
+        renderer = open_renderer(spec)
         template = dataset.template
         rules = MaskRules(
             assistant_roles=dataset.format.get_token_options().assistant_roles,
@@ -278,10 +278,10 @@ class ConversationEncoder:
             on_dropped={str(kind): policy for kind, policy in template.on_dropped.items()},
             turns=template.turns,
         )
-        masker = Masker(printer, dataset.loss, rules)
-        judge = RowJudge(printer, rules, dataset.loss, dataset.template.verify_render)
+        masker = Masker(renderer, dataset.loss, rules)
+        judge = RowJudge(renderer, rules, dataset.loss, dataset.template.verify_render)
         control = ControlStrings(encoder.card, spec.text)
-        prints_none = observe_template_once(printer).reasoning == "none"
+        prints_none = observe_template_once(renderer).reasoning == "none"
         bos = None
         if dataset.format.get_token_options().add_bos is True:
             bos = encoder.card.bos_id
@@ -290,7 +290,7 @@ class ConversationEncoder:
                     "format.add_bos: true, but the tokenizer has no BOS; expected auto or false; set auto"
                 )
         is_split = dataset.loss.boundary == "split"
-        return cls(encoder, dataset, printer, masker, judge, control, prints_none, is_split, bos)
+        return cls(encoder, dataset, renderer, masker, judge, control, prints_none, is_split, bos)
 
     def hide_control(
         self, conversation: Conversation, counts: TokenizationCounts
@@ -363,7 +363,7 @@ class ConversationEncoder:
                 masked, ordinary = show_control_strings(masked, placeholders)
                 example = self.encode_masked([masked], [ordinary], TokenizationCounts())[0]
                 return None if isinstance(example, Rejected) else len(example.ids)
-        printed = self.printer.render(shown.messages, tools, conversation.kwargs)
+        printed = self.renderer.render(shown.messages, tools, conversation.kwargs)
         if isinstance(printed, Rejected):
             return None
         text, ranges = restore_control_strings(printed.text, placeholders)
@@ -419,8 +419,8 @@ class ConversationExampleBuilder:
     judges_masks: ClassVar[bool] = True
     """Whether a share of the rows is judged after they are masked; prompts and sides are judged while they are."""
 
-    def __init__(self, encoder: ConversationEncoder, limit: LengthLimit) -> None:
-        self._steps = encoder
+    def __init__(self, steps: ConversationSteps, limit: LengthLimit) -> None:
+        self._steps = steps
         self._limit = limit
 
     def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:

@@ -1,6 +1,6 @@
 """The fast path of plain chats: rows with only roles and contents become examples batch by batch.
 
-    messages ─► roles, contents ─► shape ─► text = pattern % contents ─► encode ─► token masks by addition
+    messages ─► roles, contents ─► layout ─► text = pattern % contents ─► encode ─► token masks by addition
 
 Measured on two cores, Qwen3 template, a row of two messages: 18 µs, on the reference path 110 µs.
 """
@@ -50,10 +50,10 @@ layout's, with which every chosen row is compared; to judge all took the stage f
 
 @dataclass(slots=True)
 class _PlainChatRows:
-    """Rows on the fast path: their places in the batch, shapes, contents and texts."""
+    """Rows on the fast path: their places in the batch, layouts, contents and texts."""
 
     places: list[int]
-    shapes: list[TurnLayout]
+    layouts: list[TurnLayout]
     contents: list[list[str]]
     texts: list[str]
 
@@ -84,7 +84,7 @@ class BatchedChatPath:
         self._control = control
         self._limit = limit
         self._judge = judge
-        self._shapes: dict[tuple[str, ...], TurnLayout | None] = {}
+        self._layouts: dict[tuple[str, ...], TurnLayout | None] = {}
         self._literals: frozenset[str] = frozenset()
 
     def take(self, rows: pa.Table, places: Ints, counts: TokenizationCounts) -> ExampleColumns | None:
@@ -107,7 +107,7 @@ class BatchedChatPath:
 
     def print_text(self, messages: Sequence[Message]) -> str:
         """Return the text of a chat of which this path made the example."""
-        layout = self._shapes[tuple([message["role"] for message in messages])]
+        layout = self._layouts[tuple([message["role"] for message in messages])]
         assert layout is not None
         return layout.text([message["content"] for message in messages])
 
@@ -125,16 +125,16 @@ class BatchedChatPath:
             if {*map(len, messages)} != {2}:
                 continue
             roles = tuple([message["role"] for message in messages])
-            if roles not in self._shapes and len(self._shapes) < MAX_CACHED_LAYOUTS:
-                learned = self._shapes[roles] = self._find_layout(roles)
+            if roles not in self._layouts and len(self._layouts) < MAX_CACHED_LAYOUTS:
+                learned = self._layouts[roles] = self._find_layout(roles)
                 self._literals |= learned.literals if learned is not None else frozenset()
-            shape = self._shapes.get(roles)
-            if shape is None:
+            layout = self._layouts.get(roles)
+            if layout is None:
                 continue
             contents: list[str] = [message["content"] for message in messages]
-            if shape.holds(contents):
+            if layout.holds(contents):
                 found.places.append(place)
-                found.shapes.append(shape)
+                found.layouts.append(layout)
                 found.contents.append(contents)
         if self._literals and found.places:
             # A row that contains a text which the template tests for is not rendered as its layout.
@@ -147,18 +147,18 @@ class BatchedChatPath:
                 keep = (~hits).tolist()
                 found = _PlainChatRows(
                     list(compress(found.places, keep)),
-                    list(compress(found.shapes, keep)),
+                    list(compress(found.layouts, keep)),
                     list(compress(found.contents, keep)),
                     [],
                 )
-        found.texts += map(TurnLayout.text, found.shapes, found.contents)
+        found.texts += map(TurnLayout.text, found.layouts, found.contents)
         return found
 
     def _encode_batch(self, chosen: _PlainChatRows, counts: TokenizationCounts) -> EncodedBatch:
         encoded = encode_and_compare(self._encoder, chosen.texts, counts)
         # The contents of all rows: how many there are in each, and one entry of the arrays per content.
-        counts_of_rows = np.array([len(layout.places) for layout in chosen.shapes], np.int64)
-        places = np.concatenate([layout.places for layout in chosen.shapes])
+        counts_of_rows = np.array([len(layout.places) for layout in chosen.layouts], np.int64)
+        places = np.concatenate([layout.places for layout in chosen.layouts])
         lengths = np.array(count_utf8_bytes(chain.from_iterable(chosen.contents)), np.int64)
         ends = np.cumsum(places[:, BEFORE] + lengths)
         lasts = np.cumsum(counts_of_rows)
@@ -185,16 +185,16 @@ class BatchedChatPath:
         hashes = rows.column("content_hash").combine_chunks()
         judged = Counter[tuple[str, ...]]()
         for i in np.flatnonzero(choose_by_hash(hashes, self._judge.share, half=1)[chosen.places]).tolist():
-            shape, contents = chosen.shapes[i], chosen.contents[i]
-            pairs = zip(shape.roles, contents, strict=True)
+            layout, contents = chosen.layouts[i], chosen.contents[i]
+            pairs = zip(layout.roles, contents, strict=True)
             messages = [{"role": role, "content": content} for role, content in pairs]
             one = Conversation(messages, row_hash=hashes[chosen.places[i]].as_py())
-            masked = shape.mask(contents)
+            masked = layout.mask(contents)
             if self._mask(one) != masked:
                 return False
-            if judged[shape.roles] >= JUDGED_ROWS:
+            if judged[layout.roles] >= JUDGED_ROWS:
                 continue
-            judged[shape.roles] += 1
+            judged[layout.roles] += 1
             if self._judge.reject(one, masked) if self.trains else self._judge.reject_prompt(one, masked.text):
                 return False
         return True

@@ -23,7 +23,7 @@ from rowmill.core.arrays import Ints
 from rowmill.core.json import Json, from_json
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, Span
 from rowmill.stages.tokenized_examples.conversation_examples import (
-    ConversationEncoder,
+    ConversationSteps,
     decode_conversations,
 )
 from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath, choose_by_hash
@@ -54,8 +54,8 @@ class PromptEnding:
 class PromptComparison:
     """Encodes generation prompts of one dataset alone, as a server does, and compares them with the examples."""
 
-    def __init__(self, encoder: ConversationEncoder, chats: BatchedChatPath | None) -> None:
-        self._steps = encoder
+    def __init__(self, steps: ConversationSteps, chats: BatchedChatPath | None) -> None:
+        self._steps = steps
         self._chats = chats
 
     def compare(self, table: pa.Table, built: Ints, counts: TokenizationCounts) -> None:
@@ -95,7 +95,7 @@ class PromptComparison:
         # A plain chat whose last message trains is its own example up to that answer.
         assert self._chats is not None
         text = self._chats.print_text(conversation.messages)
-        prompt = self._steps.printer.plain(conversation.messages[:-1], None, ASKS_FOR_ANSWER)
+        prompt = self._steps.renderer.plain(conversation.messages[:-1], None, ASKS_FOR_ANSWER)
         if isinstance(prompt, Rejected) or not text.startswith(prompt):
             return None
         return cut_ending(prompt, text, ())
@@ -119,7 +119,7 @@ def choose_rows(table: pa.Table, built: Ints, share: float, control: ControlStri
     return places[chosen & free]
 
 
-def print_prompt(conversation: Conversation, steps: ConversationEncoder) -> PromptEnding | None:
+def print_prompt(conversation: Conversation, steps: ConversationSteps) -> PromptEnding | None:
     """Render the prompt for a conversation's last answer, and mask the conversation up to it as in training.
 
     None if there is nothing to compare: no message is answered, or the text does not start with the prompt.
@@ -129,7 +129,7 @@ def print_prompt(conversation: Conversation, steps: ConversationEncoder) -> Prom
     last = max(steps.masker.supervised(messages), default=0)
     if not last:
         return None
-    prompt = steps.printer.render(messages[:last], conversation.tools, {**conversation.kwargs, **ASKS_FOR_ANSWER})
+    prompt = steps.renderer.render(messages[:last], conversation.tools, {**conversation.kwargs, **ASKS_FOR_ANSWER})
     answered = replace(conversation, messages=messages[: last + 1])
     # The row's mask was verified when its example was made; only its text and cuts matter here.
     masked = steps.masker.mask(answered, only=frozenset({last}))
@@ -165,7 +165,7 @@ class ToolTokens(NamedTuple):
     most: int
 
 
-def measure_tools(tools: pa.ChunkedArray, printer: Renderer, encoder: Encoder) -> ToolTokens:
+def measure_tools(tools: pa.ChunkedArray, renderer: Renderer, encoder: Encoder) -> ToolTokens:
     """Count the rows with tools in a column of JSON text, and the tokens that tools add: in total, and most in one row.
 
     If a template prints tools only in some contexts, they are measured on the first probe that it accepts; if it
@@ -180,8 +180,8 @@ def measure_tools(tools: pa.ChunkedArray, printer: Renderer, encoder: Encoder) -
     for text in distinct:
         parsed: Sequence[Json] = from_json(text)
         for i, probe in enumerate(PROBES):
-            printed = printer.render(probe, parsed, {})
-            plain = bare[i] if i in bare else _render_text(printer, probe)
+            printed = renderer.render(probe, parsed, {})
+            plain = bare[i] if i in bare else _render_text(renderer, probe)
             if not isinstance(printed, Rejected) and plain is not None:
                 bare[i] = plain
                 texts.append(printed.text)
@@ -197,8 +197,8 @@ def measure_tools(tools: pa.ChunkedArray, printer: Renderer, encoder: Encoder) -
     return ToolTokens(sum(rows), total, max(added, default=0))
 
 
-def _render_text(printer: Renderer, probe: Sequence[Message]) -> str | None:
-    printed = printer.render(probe, None, {})
+def _render_text(renderer: Renderer, probe: Sequence[Message]) -> str | None:
+    printed = renderer.render(probe, None, {})
     return None if isinstance(printed, Rejected) else printed.text
 
 

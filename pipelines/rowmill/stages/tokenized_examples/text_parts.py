@@ -52,8 +52,8 @@ from rowmill.schema.examples import WEIGHT_COLUMN, count_tokens_by_weight
 from rowmill.schema.rows import ROW_KINDS, Rejected, RowKind
 from rowmill.stages.tokenized_examples import prompt_parity
 from rowmill.stages.tokenized_examples.conversation_examples import (
-    ConversationEncoder,
     ConversationExampleBuilder,
+    ConversationSteps,
     LengthLimit,
     PreferenceExampleBuilder,
     PromptExampleBuilder,
@@ -85,7 +85,7 @@ BATCH_CHARS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedExamples:
+class BuiltExamples:
     """The outcome of a part's rows: examples in `EXAMPLE_SCHEMA`, in row order, and rejects by row.
 
     `places` int64[E] are the rows of the examples, `on_fast_path` int64[N] the conversations that the fast path built;
@@ -148,7 +148,7 @@ class ExampleBuilder:
         self._trains = dataset.format.has_targets()
         length = LengthLimit.of_dataset(dataset, limit)
         plain_texts = PlainTextExampleBuilder(encoder, dataset, length)
-        self._steps = None if spec is None else ConversationEncoder.open(encoder, dataset, spec)
+        self._steps = None if spec is None else ConversationSteps.open(encoder, dataset, spec)
         self._fast_paths = {} if self._steps is None else _open_fast_paths(self._steps, length)
         chats = self._fast_paths.get("conversation")
         self._prompts = None if self._steps is None else PromptComparison(self._steps, chats)
@@ -170,11 +170,11 @@ class ExampleBuilder:
         return self._open_with(self._encoder.without_fast_path())
 
     @property
-    def printer(self) -> Renderer | None:
+    def renderer(self) -> Renderer | None:
         """The renderer, for inspecting its output."""
-        return None if self._steps is None else self._steps.printer
+        return None if self._steps is None else self._steps.renderer
 
-    def prepare(self, table: pa.Table, counts: TokenizationCounts) -> PreparedExamples:
+    def build(self, table: pa.Table, counts: TokenizationCounts) -> BuiltExamples:
         """Build examples from canonical rows; a row's outcome does not depend on other rows."""
         built: list[ExampleColumns] = []
         fast: list[ExampleColumns] = []
@@ -216,7 +216,7 @@ class ExampleBuilder:
                 built += [make_columns(placed)] if placed else []
         built += fast
         examples, places, verified = tabulate_examples(built, table, self._fields)
-        return PreparedExamples(
+        return BuiltExamples(
             examples=examples,
             places=places,
             on_fast_path=np.concatenate(on_fast_path),
@@ -224,16 +224,16 @@ class ExampleBuilder:
             verified=verified,
         )
 
-    def compare_prompts(self, table: pa.Table, prepared: PreparedExamples, counts: TokenizationCounts) -> None:
+    def compare_prompts(self, table: pa.Table, built: BuiltExamples, counts: TokenizationCounts) -> None:
         """Encode the generation prompts of some conversations alone, as a server does, and compare."""
         if self._prompts is not None:
-            self._prompts.compare(table, prepared.on_fast_path, counts)
+            self._prompts.compare(table, built.on_fast_path, counts)
 
     @cached_property
     def _template(self) -> dict[str, Any]:
         if self._steps is None:
             return {}
-        contract = observe_template_once(self._steps.printer)
+        contract = observe_template_once(self._steps.renderer)
         return {
             "warnings": list_template_warnings(contract, finish=self._dataset.loss.finish),
             "prompts": find_mismatched_prompts(contract),
@@ -241,26 +241,26 @@ class ExampleBuilder:
         }
 
 
-def _open_fast_paths(encoder: ConversationEncoder, limit: LengthLimit) -> dict[RowKind, BatchedChatPath]:
+def _open_fast_paths(steps: ConversationSteps, limit: LengthLimit) -> dict[RowKind, BatchedChatPath]:
     """Open the fast path of each kind that has one; rows over the limit leave it again, unless they are kept whole."""
-    if encoder.cuts_apart or encoder.bos is not None:
+    if steps.cuts_apart or steps.bos is not None:
         return {}
     trains: dict[RowKind, bool] = {"conversation": True, "prompt": False}
     return {
         kind: BatchedChatPath(
-            encoder.masker,
-            encoder.encoder,
-            encoder.control,
+            steps.masker,
+            steps.encoder,
+            steps.control,
             trains=has_targets,
             limit=None if limit.keeps_all(kind) else limit.tokens,
-            judge=encoder.judge,
+            judge=steps.judge,
         )
         for kind, has_targets in trains.items()
     }
 
 
 def _build_by_template(
-    builder: type[ConversationExampleBuilder], steps: ConversationEncoder | None, limit: LengthLimit
+    builder: type[ConversationExampleBuilder], steps: ConversationSteps | None, limit: LengthLimit
 ) -> _BuildRows:
     return _reject_without_template if steps is None else builder(steps, limit).build
 
@@ -341,42 +341,42 @@ def _get_example_builder(store: Store, inputs: TokenizeInputs) -> "ExampleBuilde
 @part_function(version=2)
 def tokenize_part(inputs: TokenizeInputs, place: PartPlace) -> PartResult:
     """Tokenize one part of canonical rows."""
-    store, preparer = place.store, _get_example_builder(place.store, inputs)
+    store, builder = place.store, _get_example_builder(place.store, inputs)
     kind_columns = (field.name for field in ROW_KINDS[inputs.dataset.row_kind].columns)
     rows = store.table(inputs.rows, (*READ_COLUMNS, *kind_columns, *inputs.dataset.format.get_rollout_fields().names))
     counts = TokenizationCounts(sample=ReferenceSample(inputs.min_compared_chars))
-    prepared = preparer.prepare(rows, counts)
+    built = builder.build(rows, counts)
     if counts.engine_differs:
         # What the sample showed of some texts may be so in all: nothing of the engine's is kept.
-        preparer, mismatches = preparer.on_reference_path, counts.fast_path_mismatches
+        builder, mismatches = builder.on_reference_path, counts.fast_path_mismatches
         counts = TokenizationCounts()
-        prepared = preparer.prepare(rows, counts)
+        built = builder.build(rows, counts)
         counts.fast_path_mismatches = mismatches
-    preparer.compare_prompts(rows, prepared, counts)
+    builder.compare_prompts(rows, built, counts)
     log = RejectLog(TOKENIZED_EXAMPLES)
-    for at, rejected in prepared.rejected:
+    for at, rejected in built.rejected:
         row = rows.slice(at, 1).to_pylist()[0]
         log.add(row["row_id"], rejected, row_as_bytes(row))
     kept = rows.select(("row_id", "tools"))
-    if prepared.rejected:
+    if built.rejected:
         is_kept = np.ones(rows.num_rows, bool)
-        is_kept[[at for at, _ in prepared.rejected]] = False
+        is_kept[[at for at, _ in built.rejected]] = False
         kept = kept.filter(pa.array(is_kept))
-    counted = _count_examples(inputs, rows, prepared, counts, log)
-    if preparer.printer is not None:
-        counted += _count_template(inputs, preparer, counts, log.counts(), kept.column("tools"), place)
+    counted = _count_examples(inputs, rows, built, counts, log)
+    if builder.renderer is not None:
+        counted += _count_template(inputs, builder, counts, log.counts(), kept.column("tools"), place)
     files = {
-        "examples": place.write("examples", prepared.examples),
+        "examples": place.write("examples", built.examples),
         **write_accounts(place, kept.column("row_id"), log),
     }
     return PartResult(files, counts=counted)
 
 
 def _count_examples(
-    inputs: TokenizeInputs, rows: pa.Table, prepared: PreparedExamples, counts: TokenizationCounts, log: RejectLog
+    inputs: TokenizeInputs, rows: pa.Table, built: BuiltExamples, counts: TokenizationCounts, log: RejectLog
 ) -> list[Counts]:
     """Return what is counted of a part's rows and of the examples that were made of them."""
-    table, reasons, row_count = prepared.examples, log.counts(), rows.num_rows
+    table, reasons, row_count = built.examples, log.counts(), rows.num_rows
     by_split = count_tokens_by_split(table)
     original = table.column("original_tokens").to_numpy().astype(np.int64)
     trains = inputs.dataset.format.has_targets()
@@ -384,13 +384,13 @@ def _count_examples(
     counted: list[Counts] = [
         ExampleCounts(
             rows=row_count,
-            kept=row_count - len({at for at, _ in prepared.rejected}),
+            kept=row_count - len({at for at, _ in built.rejected}),
             examples=table.num_rows,
             reasons=reasons,
             tokens_by_split=by_split,
             dropped_tokens=counts.dropped_tokens,
             unaccounted_tokens=abs(sum(sum(own.values()) for own in by_split.values()) - int(original.sum())),
-            verified_examples=prepared.verified,
+            verified_examples=built.verified,
             rows_to_train=row_count if trains else 0,
             untrained_rows=sum(reasons.get(reason, 0) for reason in NO_TARGET_REASONS) if trains else 0,
             ids_outside_vocabulary=encoded_batch.count_outside_vocabulary(table, inputs.vocab_size),
@@ -423,21 +423,21 @@ def _count_examples(
         )
     if inputs.is_text_file:
         is_text = pc.equal(rows.column("kind"), "text").to_numpy(zero_copy_only=False)
-        counted.append(count_text_files(np.bincount(prepared.places, weights=original, minlength=row_count)[is_text]))
+        counted.append(count_text_files(np.bincount(built.places, weights=original, minlength=row_count)[is_text]))
     return counted
 
 
 def _count_template(
     inputs: TokenizeInputs,
-    preparer: ExampleBuilder,
+    builder: ExampleBuilder,
     counts: TokenizationCounts,
     reasons: Mapping[str, int],
     tools: pa.ChunkedArray,
     place: PartPlace,
 ) -> list[Counts]:
     """Return what the chat template did to a part's rows; `tools` are those of the kept ones."""
-    assert preparer.printer is not None
-    measured = prompt_parity.measure_tools(tools, preparer.printer, open_encoder(place.store.root, inputs.tokenizer))
+    assert builder.renderer is not None
+    measured = prompt_parity.measure_tools(tools, builder.renderer, open_encoder(place.store.root, inputs.tokenizer))
     differ = counts.prompts_that_differ
     return [
         TemplateCounts(

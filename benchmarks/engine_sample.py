@@ -21,7 +21,7 @@ from rowmill.core.arrays import Ints, compute_offsets
 from rowmill.sources.parts import part_bytes
 from rowmill.stages.tokenized_examples.text_parts import BATCH_CHARS, cut_batches
 from rowmill.tokenization import tokenizer
-from rowmill.tokenization.encoded_batch import TokenizationCounts, encode_and_compare
+from rowmill.tokenization.encoded_batch import PartTally, encode_and_compare
 from rowmill.tokenization.reference_sample import ReferenceSample, divide_minimum
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 
@@ -169,7 +169,7 @@ def measure_with_engine(texts: Callable[[], Iterator[str]], chars: int) -> dict[
         for part in parts:
             bases = compute_offsets([len(text) for text in part])
             engine.err_at(part, bases, draw_spread(drawn, bases))
-            counts = TokenizationCounts(sample=ReferenceSample(minimum))
+            counts = PartTally(sample=ReferenceSample(minimum))
             for batch in cut_batches([len(text) for text in part], BATCH_CHARS):
                 encode_and_compare(encoder, part[batch], counts)
             differs |= counts.engine_differs
@@ -177,7 +177,7 @@ def measure_with_engine(texts: Callable[[], Iterator[str]], chars: int) -> dict[
     engine.wrong = {}
     for part in parts:
         started = time.process_time()
-        encode_and_compare(encoder, part, TokenizationCounts(sample=ReferenceSample(minimum)))
+        encode_and_compare(encoder, part, PartTally(sample=ReferenceSample(minimum)))
         compared += time.process_time() - started
         started = time.process_time()
         encoder.encode(part)

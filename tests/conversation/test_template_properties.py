@@ -27,7 +27,7 @@ from rowmill.stages.tokenized_examples.conversation_examples import (
 )
 from rowmill.tokenization import tokenizer
 from rowmill.tokenization.control_tokens import ControlStrings
-from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
+from rowmill.tokenization.encoded_batch import Example, PartTally, make_examples
 from rowmill.tokenization.tokenizer import Encoder
 from tests.support import recipes
 from tests.support.canonical_rows import canonicalize_row
@@ -190,7 +190,7 @@ def control_ids(encoder: Encoder, messages: list[Message]) -> list[int]:
     result = masker("chatml").mask(hidden)
     assert isinstance(result, MaskedConversation)
     shown, ordinary = show_control_strings(result, placeholders)
-    (example,) = make_examples([shown], [ordinary], encoder, TokenizationCounts())
+    (example,) = make_examples([shown], [ordinary], encoder, PartTally())
     assert isinstance(example, Example)
     assert encoder.decode(example.ids.tolist()) == shown.text
     return [i for i in example.ids.tolist() if i in control.ids]

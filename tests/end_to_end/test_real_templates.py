@@ -32,7 +32,7 @@ from rowmill.kinds.reading.canonicalization import Canonicalizer
 from rowmill.kinds.shared.reasoning import Reasoning
 from rowmill.schema.rows import Conversation, MaskedConversation, Message, Rejected, Row
 from rowmill.tokenization.control_tokens import ControlStrings
-from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
+from rowmill.tokenization.encoded_batch import Example, PartTally, make_examples
 from rowmill.tokenization.tokenizer import Encoder, compute_byte_positions, open_tokenizer
 from tests.support.messages import assistant, call, draw_mask, result, system, trained_characters, user
 from tests.support.tiers import mark_all_but
@@ -247,7 +247,7 @@ def test_ids_and_mask_of_qwen3_are_the_vector(
     result = Masker(Renderer(spec), Loss(), MaskRules()).mask(Conversation(HI))
     assert isinstance(result, MaskedConversation)
 
-    (example,) = make_examples([result], [[]], encoder, TokenizationCounts())
+    (example,) = make_examples([result], [[]], encoder, PartTally())
     assert isinstance(example, Example)
     assert example.ids.tolist() == HI_IDS
     assert example.mask.tolist() == [trained[0] <= i < trained[1] for i in range(16)]
@@ -343,7 +343,7 @@ def test_ids_of_templates_equal_transformers(tokenizer: str, templates: Sequence
             result = masker.mask(Conversation(chat.messages, chat.tools))
             if isinstance(result, MaskedConversation):
                 kept.append((chat, result))
-        made = make_examples([masked for _, masked in kept], [[] for _ in kept], encoder, TokenizationCounts())
+        made = make_examples([masked for _, masked in kept], [[] for _ in kept], encoder, PartTally())
         for (chat, masked), example in zip(kept, made, strict=True):
             assert isinstance(example, Example), (name, example)
             compared[name] += 1
@@ -377,7 +377,7 @@ def test_assistant_mask_of_every_template_with_blocks_equals_transformers(tokeni
             result = masker.mask(Conversation(chat.messages, chat.tools))
             if isinstance(result, Rejected) or observe_template_once(one).date_dependent or is_silent(result, chat):
                 continue
-            (example,) = make_examples([result], [[]], encoder, TokenizationCounts())
+            (example,) = make_examples([result], [[]], encoder, PartTally())
             assert isinstance(example, Example)
             adapted, tools = as_seen(one, chat)
             given = theirs.apply_chat_template(

@@ -17,7 +17,7 @@ from rowmill.stages.tokenized_examples.prompt_parity import choose_rows
 from rowmill.stages.tokenized_examples.stage import build_renderer_spec
 from rowmill.stages.tokenized_examples.text_parts import BuiltExamples, ExampleBuilder
 from rowmill.tokenization.control_tokens import ControlStrings
-from rowmill.tokenization.encoded_batch import TokenizationCounts
+from rowmill.tokenization.encoded_batch import PartTally
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer
 from tests.support.tiers import mark_all_but
 
@@ -85,7 +85,7 @@ def _open_builder(
 
 
 def _count(builder: ExampleBuilder, table: pa.Table, built: BuiltExamples) -> tuple[int, list[str]]:
-    counts = TokenizationCounts()
+    counts = PartTally()
     builder.compare_prompts(table, built, counts)
     return counts.prompts_compared, counts.prompts_that_differ
 
@@ -105,7 +105,7 @@ def test_prompts_of_a_real_template_are_compared_as_on_the_reference_path(
     builder = _open_builder(qwen3, template, 0.6)
     for start in range(0, 180, 60):
         table = _make_table(_make_chats(180)[start : start + 60])
-        built = builder.build(table, TokenizationCounts())
+        built = builder.build(table, PartTally())
         compared = _count(builder, table, built)
 
         assert compared == _count(builder, table, _forget_fast_path(built))
@@ -126,7 +126,7 @@ def test_prompts_that_differ_are_found_among_rows_of_the_fast_path(qwen3: Encode
     ]
     table = _make_table(chats)
     builder = _open_builder(qwen3, SPACED, 1.0)
-    built = builder.build(table, TokenizationCounts())
+    built = builder.build(table, PartTally())
     compared, differing = _count(builder, table, built)
 
     assert built.on_fast_path.tolist() == list(range(30))
@@ -148,7 +148,7 @@ def test_comparison_has_the_counts_of_the_reference_path_for_every_option(
     table = _make_table(_make_chats(60))
     for template in (SPACED, read_named_template("qwen3")):
         builder = _open_builder(qwen3, template, 1.0, groups)
-        built = builder.build(table, TokenizationCounts())
+        built = builder.build(table, PartTally())
         compared, differing = _count(builder, table, built)
 
         assert compared > 0

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from rowmill.core.errors import ConfigError
 from rowmill.schema.rows import ContentSpan, MaskedConversation, Rejected, Span
 from rowmill.tokenization.control_tokens import contains_added_token
-from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_columns, make_examples
+from rowmill.tokenization.encoded_batch import Example, PartTally, make_columns, make_examples
 from rowmill.tokenization.token_truncation import prepend_bos
 from rowmill.tokenization.tokenizer import Encoder, LoadedTokenizer, TokenizerCard, open_tokenizer
 from tests.support import recipes
@@ -23,7 +23,7 @@ from tests.support.tiers import draw
 
 
 def example_of(encoder: Encoder, masked: MaskedConversation, *, split: bool = False) -> Example:
-    [made] = make_examples([masked], [[]], encoder, TokenizationCounts(), split=split)
+    [made] = make_examples([masked], [[]], encoder, PartTally(), split=split)
     assert isinstance(made, Example)
     return made
 
@@ -49,7 +49,7 @@ def test_split_at_a_trained_start_gives_the_prompts_own_ids(encoder: Encoder, te
 def test_split_of_a_batch_is_each_texts_own(encoder: Encoder, texts: list[str], data: st.DataObject) -> None:
     ranges = [sorted(data.draw(st.tuples(*[st.integers(0, len(t))] * 2))) for t in texts]
     rows = [masked(t, (a, b)) if a < b else masked(t) for t, (a, b) in zip(texts, ranges, strict=True)]
-    together = make_examples(rows, [[]] * len(rows), encoder, TokenizationCounts(), split=True)
+    together = make_examples(rows, [[]] * len(rows), encoder, PartTally(), split=True)
 
     for row, made in zip(rows, together, strict=True):
         alone = example_of(encoder, row, split=True)
@@ -83,7 +83,7 @@ def test_merge_over_a_trained_start_trains_only_where_the_text_is_encoded_whole(
     assert [encoder.decode([i]) for i in apart.ids.tolist()] == ["x", "a", "b", "y"]
     assert apart.mask.tolist() == [False, False, True, True]
 
-    counts = TokenizationCounts()
+    counts = PartTally()
     [made] = make_examples([masked("xaby", (2, 4))], [[]], merging(tmp_path), counts)
     assert isinstance(made, Example)
     assert made.mask.tolist() == [False, True, True]
@@ -230,7 +230,7 @@ def test_control_id_made_of_ordinary_text_is_found() -> None:
     around = encoder.encode_pieces(["a</s>b"], [[(1, 5)]])
 
     assert contains_added_token(card, around, "a</s>b", [(1, 5)]) is (1 in around.ids.tolist())
-    [made] = make_examples([masked("a</s>b", (0, 6))], [[(1, 5)]], encoder, TokenizationCounts())
+    [made] = make_examples([masked("a</s>b", (0, 6))], [[(1, 5)]], encoder, PartTally())
     assert isinstance(made, Rejected)
     assert made.reason == "control_token_in_content"
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rowmill.tokenization import reference_sample, tokenizer
-from rowmill.tokenization.encoded_batch import TokenizationCounts, encode_and_compare
+from rowmill.tokenization.encoded_batch import PartTally, encode_and_compare
 from rowmill.tokenization.reference_sample import (
     MAX_WHOLE_CHARS,
     MIN_DATASET_CHARS,
@@ -149,7 +149,7 @@ def make_wrong_engine(wrong: str, other: str) -> Callable[[str], tokenizer.Encod
 
 def test_right_engine_agrees_in_every_stretch(loaded: LoadedTokenizer) -> None:
     texts = [*(_make_text(i, 5_000) for i in range(60)), "漢字、" * 400, "<|im_end|>" * 90, "QUJD" * 20_000]
-    counts = TokenizationCounts()
+    counts = PartTally()
     encode_and_compare(Encoder(loaded), texts, counts)
 
     assert (counts.fast_path_mismatches, counts.reference_path_texts) == (0, 0)
@@ -168,7 +168,7 @@ def test_engine_that_is_wrong_on_some_characters_is_noticed(
     for i in range(share):
         texts[-1 - i] = f"{texts[-1 - i][:3000]}{wrong}{texts[-1 - i][3000:]}"
     monkeypatch.setitem(tokenizer.FAST_ENGINES, "gigatoken", make_wrong_engine(wrong, other))
-    encoder, counts = Encoder(loaded), TokenizationCounts()
+    encoder, counts = Encoder(loaded), PartTally()
     assert encoder.encode(texts).ids.tolist() != encoder.without_fast_path().encode(texts).ids.tolist()
     encoded = encode_and_compare(encoder, texts, counts)
 

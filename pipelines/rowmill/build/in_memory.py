@@ -28,7 +28,7 @@ from rowmill.schema.examples import WEIGHT_COLUMN, ExampleTokens
 from rowmill.schema.rows import ROW_SCHEMA, Rejected, Row, make_row_schema
 from rowmill.stages.tokenized_examples.stage import build_renderer_spec
 from rowmill.stages.tokenized_examples.text_parts import ExampleBuilder
-from rowmill.tokenization.encoded_batch import TokenizationCounts
+from rowmill.tokenization.encoded_batch import PartTally
 from rowmill.tokenization.tokenizer import Encoder, open_tokenizer, wrap_tokenizer
 
 Supervise = Literal["all_assistant", "last_assistant", "last_turn"]
@@ -135,7 +135,7 @@ def sft_tokenize(
     table = pa.table([*zip(*values, strict=True)], schema=_READ_SCHEMA)
     for field in own_columns:
         table = table.append_column(field, make_column([row.columns.get(field.name) for row in kept], field.type))
-    built = builder.build(table, TokenizationCounts())
+    built = builder.build(table, PartTally())
     rejected, examples = dict(built.rejected), built.examples
     ends = np.cumsum(examples.column("tokens").to_numpy())
     columns = [

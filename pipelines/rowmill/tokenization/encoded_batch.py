@@ -400,8 +400,8 @@ class Example:
 
 
 @dataclass(slots=True)
-class TokenizationCounts:
-    """Counts of one part; their sums over all parts are facts of the stage."""
+class PartTally:
+    """What is counted while the examples of one part are made; `Counts` of the part are made from it."""
 
     dropped: Counter[str] = field(default_factory=Counter[str])
     """Rows' text that the template did not print, by kind."""
@@ -410,8 +410,6 @@ class TokenizationCounts:
     controlled_rows: int = 0
     rows_losing_reasoning: int = 0
     """Rows of which an answer trains without its reasoning, because the template prints none."""
-    template: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The template's observed behavior, for the report."""
     reference_path_texts: int = 0
     """Texts that took the reference path."""
     altered: int = 0
@@ -439,7 +437,7 @@ class TokenizationCounts:
 
 
 def encode_and_compare(
-    encoder: Encoder, texts: Sequence[str], counts: TokenizationCounts, *, continuation: bool = False
+    encoder: Encoder, texts: Sequence[str], counts: PartTally, *, continuation: bool = False
 ) -> EncodedTexts:
     """Encode a batch and compare a sample with the reference; on any difference encode it all on the reference path.
 
@@ -468,7 +466,7 @@ def encode_texts(
     encoder: Encoder,
     texts: Sequence[str],
     ordinary: Sequence[Sequence[tuple[int, int]]],
-    counts: TokenizationCounts,
+    counts: PartTally,
     *,
     cuts: Sequence[Sequence[int]] | None = None,
     continuation: bool = False,
@@ -506,7 +504,7 @@ def make_examples(
     masked: Sequence[MaskedConversation],
     ordinary: Sequence[list[tuple[int, int]]],
     encoder: Encoder,
-    counts: TokenizationCounts,
+    counts: PartTally,
     *,
     split: bool = False,
 ) -> "list[Example | Rejected]":

@@ -55,7 +55,7 @@ from rowmill.schema.rows import Rejected
 from rowmill.shards import host_scratch
 from rowmill.shards.host_scratch import HostScratch
 from rowmill.tokenization import encoded_batch
-from rowmill.tokenization.encoded_batch import TokenizationCounts
+from rowmill.tokenization.encoded_batch import PartTally
 from rowmill.tokenization.reference_sample import ReferenceSample
 from rowmill.tokenization.stored_tokenizers import open_encoder
 from rowmill.tokenization.tokenizer import Encoder
@@ -172,10 +172,10 @@ def encode_part(inputs: EncodeInputs, place: PartPlace) -> PartResult:
             continue
         texts[number] = line
         changed += inputs.wire == "reference" and reread(read_json(line)) != record
-    counts = TokenizationCounts(sample=ReferenceSample(inputs.min_compared_chars))
+    counts = PartTally(sample=ReferenceSample(inputs.min_compared_chars))
     pieces, altered = _encode_batches(encoder, decoder, texts, counts)
     if counts.engine_differs:
-        counts = TokenizationCounts(fast_path_mismatches=counts.fast_path_mismatches)
+        counts = PartTally(fast_path_mismatches=counts.fast_path_mismatches)
         pieces, altered = _encode_batches(encoder.without_fast_path(), decoder, texts, counts)
     ids = pa.chunked_array(pieces, _TOKENS_SCHEMA.field("input_ids").type)
     lengths = pc.list_value_length(ids).to_numpy(zero_copy_only=False).astype(np.int32)
@@ -197,7 +197,7 @@ def encode_part(inputs: EncodeInputs, place: PartPlace) -> PartResult:
 
 
 def _encode_batches(
-    encoder: Encoder, decoder: RoundTripDecoder, texts: Sequence[str], counts: TokenizationCounts
+    encoder: Encoder, decoder: RoundTripDecoder, texts: Sequence[str], counts: PartTally
 ) -> tuple[list[pa.ListArray], list[int]]:
     """Return the ids of a part's texts, batch by batch, and the numbers of texts that they do not give back."""
     pieces, altered = list[pa.ListArray](), list[int]()

@@ -43,7 +43,7 @@ from rowmill.schema.rows import (
     RowKind,
 )
 from rowmill.tokenization.control_tokens import ControlStrings, has_changed_placeholder, restore_control_strings
-from rowmill.tokenization.encoded_batch import Example, TokenizationCounts, make_examples
+from rowmill.tokenization.encoded_batch import Example, PartTally, make_examples
 from rowmill.tokenization.stored_tokenizers import keep_latest
 from rowmill.tokenization.token_truncation import prepend_bos, truncate_tokens
 from rowmill.tokenization.tokenizer import Encoder
@@ -109,7 +109,7 @@ class LengthLimit:
         """Return whether examples of any length stay as they are; with `raise`, the stage fails after its last part."""
         return self.get_policy(kind) in ("keep", "raise")
 
-    def apply_policy(self, example: Example, kind: RowKind, counts: TokenizationCounts) -> RowOutcome | None:
+    def apply_policy(self, example: Example, kind: RowKind, counts: PartTally) -> RowOutcome | None:
         """Return the outcome of an example that is not shortened; None if it is."""
         if len(example.ids) <= self.tokens or self.keeps_all(kind):
             return [example]
@@ -119,7 +119,7 @@ class LengthLimit:
         return None
 
 
-def reject_for_length(example: Example, rejected: Rejected, counts: TokenizationCounts) -> Rejected:
+def reject_for_length(example: Example, rejected: Rejected, counts: PartTally) -> Rejected:
     """Count the tokens of an example that is rejected for its length; all of them were encoded already."""
     counts.dropped_tokens += len(example.ids)
     counts.dropped_trained += int(example.mask.sum())
@@ -293,7 +293,7 @@ class ConversationSteps:
         return cls(encoder, dataset, renderer, masker, judge, control, prints_none, is_split, bos)
 
     def hide_control(
-        self, conversation: Conversation, counts: TokenizationCounts
+        self, conversation: Conversation, counts: PartTally
     ) -> tuple[Conversation, dict[str, str]] | Rejected:
         """Treat the control strings of a conversation that has some as the recipe says, and count them.
 
@@ -341,7 +341,7 @@ class ConversationSteps:
         self,
         masked: Sequence[MaskedConversation],
         ordinary: Sequence[list[tuple[int, int]]],
-        counts: TokenizationCounts,
+        counts: PartTally,
     ) -> list[Example | Rejected]:
         """Encode masked texts; in the character ranges `ordinary[i]` of text i control strings are text."""
         made = make_examples(masked, ordinary, self.encoder, counts, split=self.cuts_apart)
@@ -361,7 +361,7 @@ class ConversationSteps:
             masked = self.masker.mask(shown)
             if isinstance(masked, MaskedConversation):
                 masked, ordinary = show_control_strings(masked, placeholders)
-                example = self.encode_masked([masked], [ordinary], TokenizationCounts())[0]
+                example = self.encode_masked([masked], [ordinary], PartTally())[0]
                 return None if isinstance(example, Rejected) else len(example.ids)
         printed = self.renderer.render(shown.messages, tools, conversation.kwargs)
         if isinstance(printed, Rejected):
@@ -423,7 +423,7 @@ class ConversationExampleBuilder:
         self._steps = steps
         self._limit = limit
 
-    def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
+    def build(self, rows: pa.Table, counts: PartTally) -> list[RowOutcome]:
         """Build the examples of each row; the texts of all rows are encoded at once."""
         decoded, has_control = self._decode(rows)
         rendered: list[list[RenderedCandidate] | Rejected] = []
@@ -477,7 +477,7 @@ class ConversationExampleBuilder:
         self,
         conversations: Sequence[tuple[Conversation, frozenset[int] | None]],
         placeholders: dict[str, str],
-        counts: TokenizationCounts,
+        counts: PartTally,
     ) -> list[RenderedCandidate] | Rejected:
         """Render and mask conversations with the messages of each that may train."""
         candidates: list[RenderedCandidate] = []
@@ -502,7 +502,7 @@ class ConversationExampleBuilder:
         self,
         candidates: Sequence[RenderedCandidate],
         examples: Sequence[Example | Rejected],
-        counts: TokenizationCounts,
+        counts: PartTally,
     ) -> RowOutcome:
         """Apply the overlong policy to each example of a row."""
         fitted: list[Example] = []
@@ -516,7 +516,7 @@ class ConversationExampleBuilder:
             fitted += outcome
         return fitted
 
-    def _truncate(self, candidate: RenderedCandidate, original: Example, counts: TokenizationCounts) -> RowOutcome:
+    def _truncate(self, candidate: RenderedCandidate, original: Example, counts: PartTally) -> RowOutcome:
         """Shorten a conversation or split it, render and mask what is left, and cut tokens if that is not enough."""
         conversation, masker = candidate.conversation, self._steps.masker
         supervised = frozenset(masker.supervised(conversation.messages))
@@ -577,7 +577,7 @@ class ConversationExampleBuilder:
         messages: Sequence[Message],
         kept: Sequence[int],
         chosen: frozenset[int],
-        counts: TokenizationCounts,
+        counts: PartTally,
         reasoning_context: Sequence[int] = (),
     ) -> Example | Rejected:
         """Render and mask some of a conversation's messages; `kept[i]` is the original index of `messages[i]`."""
@@ -604,7 +604,7 @@ class ConversationExampleBuilder:
     ) -> int:
         """Count the trained tokens of some of a conversation's messages, `otherwise` if they have no mask."""
         messages = [candidate.conversation.messages[i] for i in kept]
-        example = self._rerender(candidate, messages, kept, chosen, TokenizationCounts())
+        example = self._rerender(candidate, messages, kept, chosen, PartTally())
         return otherwise if isinstance(example, Rejected) else int(example.mask.sum())
 
 
@@ -665,7 +665,7 @@ class PreferenceExampleBuilder(ConversationExampleBuilder):
         self,
         candidates: Sequence[RenderedCandidate],
         examples: Sequence[Example | Rejected],
-        counts: TokenizationCounts,
+        counts: PartTally,
     ) -> RowOutcome:
         row, parts = candidates[0].conversation, require_all(examples)
         assert isinstance(row, PreferenceConversation)
@@ -683,7 +683,7 @@ class PreferenceExampleBuilder(ConversationExampleBuilder):
         prompt = first.messages[:begin]
 
         def encode(some: Sequence[RenderedCandidate], kept: Sequence[Message]) -> list[Example] | Rejected:
-            counts = TokenizationCounts()
+            counts = PartTally()
             joined = [_join_side(first, kept, one.conversation.messages[begin:]) for one in some]
             rendered = self._render(joined, candidates[0].placeholders, counts)
             if isinstance(rendered, Rejected):
@@ -739,7 +739,7 @@ def finish_sides(
     sides: Sequence[int],
     margin: float | None,
     limit: LengthLimit,
-    counts: TokenizationCounts,
+    counts: PartTally,
     shorten: Callable[[Sequence[Example]], list[Example] | Rejected] | None = None,
     *,
     is_paired: bool,

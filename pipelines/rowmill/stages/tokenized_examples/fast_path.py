@@ -37,7 +37,7 @@ from rowmill.tokenization.encoded_batch import (
     ExampleColumns,
     FlatContentSpans,
     FlatSpans,
-    TokenizationCounts,
+    PartTally,
     encode_and_compare,
     make_batch,
 )
@@ -87,7 +87,7 @@ class BatchedChatPath:
         self._layouts: dict[tuple[str, ...], TurnLayout | None] = {}
         self._literals: frozenset[str] = frozenset()
 
-    def take(self, rows: pa.Table, places: Ints, counts: TokenizationCounts) -> ExampleColumns | None:
+    def take(self, rows: pa.Table, places: Ints, counts: PartTally) -> ExampleColumns | None:
         """Return the examples of all rows that can take the fast path; None if none can or a compared one differs."""
         chosen = self._choose_rows(rows)
         if not chosen.places:
@@ -154,7 +154,7 @@ class BatchedChatPath:
         found.texts += map(TurnLayout.text, found.layouts, found.contents)
         return found
 
-    def _encode_batch(self, chosen: _PlainChatRows, counts: TokenizationCounts) -> EncodedBatch:
+    def _encode_batch(self, chosen: _PlainChatRows, counts: PartTally) -> EncodedBatch:
         encoded = encode_and_compare(self._encoder, chosen.texts, counts)
         # The contents of all rows: how many there are in each, and one entry of the arrays per content.
         counts_of_rows = np.array([len(layout.places) for layout in chosen.layouts], np.int64)

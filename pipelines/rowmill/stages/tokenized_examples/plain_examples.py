@@ -36,7 +36,7 @@ from rowmill.stages.tokenized_examples.conversation_examples import (
     require_all,
 )
 from rowmill.tokenization.control_tokens import ControlStrings, EdgeStrings, Ranges, contains_added_token
-from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example, TokenizationCounts, encode_texts
+from rowmill.tokenization.encoded_batch import TEMPLATE_KIND, Example, PartTally, encode_texts
 from rowmill.tokenization.token_truncation import (
     TokenColumn,
     concat_token_columns,
@@ -84,7 +84,7 @@ class PlainTextExampleBuilder:
         self._policy = dataset.template.control_tokens
         self._begin, self._end = card.token(card.bos_id) or "", card.token(card.eos_id) or ""
 
-    def build_pairs(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
+    def build_pairs(self, rows: pa.Table, counts: PartTally) -> list[RowOutcome]:
         """Build one example of each row's input and output."""
         texts, outputs = (rows.column(name).to_pylist() for name in ("text", "output"))
         loss = self.dataset.loss
@@ -111,7 +111,7 @@ class PlainTextExampleBuilder:
         ]
 
     def encode_sides(
-        self, prompts: Sequence[str], answers: Sequence[str], rows: Sequence[int], counts: TokenizationCounts
+        self, prompts: Sequence[str], answers: Sequence[str], rows: Sequence[int], counts: PartTally
     ) -> list[Example | Rejected]:
         """Return the example of each prompt with an answer, of any length; `rows[i]` is the row of answer i."""
         if not prompts:
@@ -124,7 +124,7 @@ class PlainTextExampleBuilder:
         inputs: Sequence[str],
         outputs: Sequence[str],
         rows: Sequence[int],
-        counts: TokenizationCounts,
+        counts: PartTally,
         *,
         trains: tuple[bool, bool],
         joint: str = "",
@@ -168,7 +168,7 @@ class PlainTextExampleBuilder:
         self,
         given: _ControlledTexts,
         answers: _ControlledTexts,
-        counts: TokenizationCounts,
+        counts: PartTally,
         *,
         trains: tuple[bool, bool],
     ) -> tuple[_EncodedTexts, _EncodedTexts]:
@@ -194,7 +194,7 @@ class PlainTextExampleBuilder:
         counts.untrained_boundary_tokens += across if trains_input != trains_output else 0
         return _EncodedTexts(first, whole.rejected), _EncodedTexts(second, {})
 
-    def build_documents(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
+    def build_documents(self, rows: pa.Table, counts: PartTally) -> list[RowOutcome]:
         """Build the examples of each row's text: one, or a window each if it is too long and split."""
         card, texts = self.encoder.card, rows.column("text").to_pylist()
         edges = EdgeStrings(self._begin, self._end)
@@ -222,7 +222,7 @@ class PlainTextExampleBuilder:
         texts: Sequence[str],
         name: str,
         rows: Sequence[int],
-        counts: TokenizationCounts,
+        counts: PartTally,
         edges: EdgeStrings,
     ) -> _ControlledTexts:
         """Find the control strings of texts, treat them as the recipe says, and count them under a name.
@@ -251,9 +251,7 @@ class PlainTextExampleBuilder:
             counts.control_strings.update(f"{name} {text[start:end]}" for start, end in ranges)
         return _ControlledTexts(changed, ordinary, rejected, controlled)
 
-    def _encode(
-        self, given: _ControlledTexts, counts: TokenizationCounts, *, continuation: bool = False
-    ) -> _EncodedTexts:
+    def _encode(self, given: _ControlledTexts, counts: PartTally, *, continuation: bool = False) -> _EncodedTexts:
         """Encode texts, with their ordinary ranges as text; a text whose ranges cannot be text is rejected."""
         ordinary = [given.ordinary.get(place, ()) for place in range(len(given.texts))] if given.ordinary else ()
         encoded = encode_texts(self.encoder, given.texts, ordinary, counts, continuation=continuation)
@@ -293,7 +291,7 @@ class CustomExampleBuilder:
     base: Path
     _build_tokens: TokenBuilder | None = field(default=None, init=False)
 
-    def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
+    def build(self, rows: pa.Table, counts: PartTally) -> list[RowOutcome]:
         """Build the examples of each row's record."""
         records = rows.column("record").to_pylist()
         if self._build_tokens is None and records:
@@ -314,7 +312,7 @@ class CustomExampleBuilder:
 
 
 def fit_unstructured(
-    example: Example, kind: RowKind, limit: LengthLimit, bos_id: int | None, counts: TokenizationCounts
+    example: Example, kind: RowKind, limit: LengthLimit, bos_id: int | None, counts: PartTally
 ) -> RowOutcome:
     """Apply the overlong policy to an example without structure."""
     settled = limit.apply_policy(example, kind, counts)
@@ -366,7 +364,7 @@ class TokenExampleBuilder:
         self._limit = limit
         self._vocab_size = vocab_size
 
-    def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
+    def build(self, rows: pa.Table, counts: PartTally) -> list[RowOutcome]:
         """Build the example of each row."""
         ids, masks = (split_lists(rows.column(name)) for name in ("input_ids", "loss_mask"))
         fields = {name: split_lists(rows.column(name)) for name in self._fields.per_token}
@@ -377,9 +375,7 @@ class TokenExampleBuilder:
         self._compare([own for own, made in zip(ids, outcomes, strict=True) if not isinstance(made, Rejected)], counts)
         return outcomes
 
-    def _build_row(
-        self, ids: Tokens, mask: Bools, fields: Mapping[str, Numbers], counts: TokenizationCounts
-    ) -> RowOutcome:
+    def _build_row(self, ids: Tokens, mask: Bools, fields: Mapping[str, Numbers], counts: PartTally) -> RowOutcome:
         if int(ids.max()) >= self._vocab_size:
             return Rejected("bad_tokens", f"id {int(ids.max())} is unknown; ids are 0 to {self._vocab_size - 1}")
         for name in self._fields.of_token_ids:
@@ -389,7 +385,7 @@ class TokenExampleBuilder:
         example = replace(make_unstructured_example(ids, mask), token_fields=fields)
         return fit_unstructured(example, "tokens", self._limit, self._encoder.card.bos_id, counts)
 
-    def _compare(self, ids: Sequence[Tokens], counts: TokenizationCounts) -> None:
+    def _compare(self, ids: Sequence[Tokens], counts: PartTally) -> None:
         """Count ids that the tokenizer has no token for, and of some rows whether their text has the same ids."""
         if not ids:
             return
@@ -422,7 +418,7 @@ class RawPreferenceExampleBuilder:
         self._limit = limit
         self._is_paired = texts.dataset.format.count_sides() > 1
 
-    def build(self, rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
+    def build(self, rows: pa.Table, counts: PartTally) -> list[RowOutcome]:
         """Build the examples of each row: one of both sides, or one of each."""
         asked, *columns = from_json_columns(rows, "messages", "chosen", "rejected")
         prompts = [messages[0]["content"] for messages in asked]

@@ -28,7 +28,7 @@ from rowmill.stages.tokenized_examples.conversation_examples import (
 )
 from rowmill.stages.tokenized_examples.fast_path import BatchedChatPath, choose_by_hash
 from rowmill.tokenization.control_tokens import ControlStrings
-from rowmill.tokenization.encoded_batch import TokenizationCounts, encode_texts, list_cuts
+from rowmill.tokenization.encoded_batch import PartTally, encode_texts, list_cuts
 from rowmill.tokenization.reference_sample import find_border
 from rowmill.tokenization.tokenizer import Encoder
 
@@ -58,7 +58,7 @@ class PromptComparison:
         self._steps = steps
         self._chats = chats
 
-    def compare(self, table: pa.Table, built: Ints, counts: TokenizationCounts) -> None:
+    def compare(self, table: pa.Table, built: Ints, counts: PartTally) -> None:
         """Compare some conversations of a part, and count them; `built` are the rows of those of the fast path."""
         places = choose_rows(table, built, self._steps.dataset.template.verify_render, self._steps.control)
         if not len(places):
@@ -75,7 +75,7 @@ class PromptComparison:
         if not endings:
             return
         # Counted separately, because these rows were already counted; what is in the part's sample stays in it.
-        separate = TokenizationCounts(sample=counts.sample)
+        separate = PartTally(sample=counts.sample)
         texts = [MaskedConversation(one.prompt, (), ()) for one in endings]
         texts += [MaskedConversation(one.text, one.trained, ()) for one in endings]
         cuts = list_cuts(texts, split=self._steps.cuts_apart)

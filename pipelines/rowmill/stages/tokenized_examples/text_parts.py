@@ -10,12 +10,12 @@ Tokens are handled in columns; there is a Python object per message, never per t
 import gc
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import repeat
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -72,7 +72,7 @@ from rowmill.tokenization.encoded_batch import (
     Example,
     ExampleColumns,
     ExampleFields,
-    TokenizationCounts,
+    PartTally,
     make_columns,
     tabulate_examples,
 )
@@ -111,7 +111,7 @@ def cut_batches(sizes: Sequence[int], limit: int) -> Iterator[slice]:
         yield slice(begin, len(sizes))
 
 
-_BuildRows = Callable[[pa.Table, TokenizationCounts], list[RowOutcome]]
+_BuildRows = Callable[[pa.Table, PartTally], list[RowOutcome]]
 """Builds the examples of each of some rows, and counts what it did."""
 
 
@@ -174,13 +174,12 @@ class ExampleBuilder:
         """The renderer, for inspecting its output."""
         return None if self._steps is None else self._steps.renderer
 
-    def build(self, table: pa.Table, counts: TokenizationCounts) -> BuiltExamples:
+    def build(self, table: pa.Table, counts: PartTally) -> BuiltExamples:
         """Build examples from canonical rows; a row's outcome does not depend on other rows."""
         built: list[ExampleColumns] = []
         fast: list[ExampleColumns] = []
         on_fast_path: list[Ints] = [np.empty(0, np.int64)]
         rejected: list[tuple[int, Rejected]] = []
-        counts.template = self._template
         kinds = table.column("kind").to_numpy(zero_copy_only=False)
         for kind, build in self._builders.items():
             places = np.flatnonzero(kinds == kind)
@@ -224,21 +223,22 @@ class ExampleBuilder:
             verified=verified,
         )
 
-    def compare_prompts(self, table: pa.Table, built: BuiltExamples, counts: TokenizationCounts) -> None:
+    def compare_prompts(self, table: pa.Table, built: BuiltExamples, counts: PartTally) -> None:
         """Encode the generation prompts of some conversations alone, as a server does, and compare."""
         if self._prompts is not None:
             self._prompts.compare(table, built.on_fast_path, counts)
 
     @cached_property
-    def _template(self) -> dict[str, Any]:
+    def template_behavior(self) -> TemplateCounts:
+        """What is known of the template before any row is rendered."""
         if self._steps is None:
-            return {}
+            return TemplateCounts()
         contract = observe_template_once(self._steps.renderer)
-        return {
-            "warnings": list_template_warnings(contract, finish=self._dataset.loss.finish),
-            "prompts": find_mismatched_prompts(contract),
-            "dated": contract.date_dependent,
-        }
+        return TemplateCounts(
+            template_warnings=tuple(list_template_warnings(contract, finish=self._dataset.loss.finish)),
+            mismatched_prompts=tuple(find_mismatched_prompts(contract)),
+            prints_date=bool(contract.date_dependent),
+        )
 
 
 def _open_fast_paths(steps: ConversationSteps, limit: LengthLimit) -> dict[RowKind, BatchedChatPath]:
@@ -265,12 +265,12 @@ def _build_by_template(
     return _reject_without_template if steps is None else builder(steps, limit).build
 
 
-def _reject_without_template(rows: pa.Table, counts: TokenizationCounts) -> list[RowOutcome]:
+def _reject_without_template(rows: pa.Table, counts: PartTally) -> list[RowOutcome]:
     """Reject the conversations of a dataset for which there is no chat template; nothing is counted of them."""
     return [Rejected("template_error", "neither the tokenizer nor the recipe has a chat template")] * rows.num_rows
 
 
-def _require_targets(outcome: RowOutcome, counts: TokenizationCounts) -> RowOutcome:
+def _require_targets(outcome: RowOutcome, counts: PartTally) -> RowOutcome:
     """Reject a row none of whose examples has a trained token; drop its examples that have none."""
     if isinstance(outcome, Rejected):
         return outcome
@@ -344,12 +344,12 @@ def tokenize_part(inputs: TokenizeInputs, place: PartPlace) -> PartResult:
     store, builder = place.store, _get_example_builder(place.store, inputs)
     kind_columns = (field.name for field in ROW_KINDS[inputs.dataset.row_kind].columns)
     rows = store.table(inputs.rows, (*READ_COLUMNS, *kind_columns, *inputs.dataset.format.get_rollout_fields().names))
-    counts = TokenizationCounts(sample=ReferenceSample(inputs.min_compared_chars))
+    counts = PartTally(sample=ReferenceSample(inputs.min_compared_chars))
     built = builder.build(rows, counts)
     if counts.engine_differs:
         # What the sample showed of some texts may be so in all: nothing of the engine's is kept.
         builder, mismatches = builder.on_reference_path, counts.fast_path_mismatches
-        counts = TokenizationCounts()
+        counts = PartTally()
         built = builder.build(rows, counts)
         counts.fast_path_mismatches = mismatches
     builder.compare_prompts(rows, built, counts)
@@ -373,7 +373,7 @@ def tokenize_part(inputs: TokenizeInputs, place: PartPlace) -> PartResult:
 
 
 def _count_examples(
-    inputs: TokenizeInputs, rows: pa.Table, built: BuiltExamples, counts: TokenizationCounts, log: RejectLog
+    inputs: TokenizeInputs, rows: pa.Table, built: BuiltExamples, counts: PartTally, log: RejectLog
 ) -> list[Counts]:
     """Return what is counted of a part's rows and of the examples that were made of them."""
     table, reasons, row_count = built.examples, log.counts(), rows.num_rows
@@ -430,7 +430,7 @@ def _count_examples(
 def _count_template(
     inputs: TokenizeInputs,
     builder: ExampleBuilder,
-    counts: TokenizationCounts,
+    counts: PartTally,
     reasons: Mapping[str, int],
     tools: pa.ChunkedArray,
     place: PartPlace,
@@ -440,16 +440,14 @@ def _count_template(
     measured = prompt_parity.measure_tools(tools, builder.renderer, open_encoder(place.store.root, inputs.tokenizer))
     differ = counts.prompts_that_differ
     return [
-        TemplateCounts(
+        replace(
+            builder.template_behavior,
             rendered_rows=sum(reasons.values()) + len(tools),
             rows_not_printed=reasons.get(TEMPLATE_REASON, 0),
             rows_losing_reasoning=counts.rows_losing_reasoning,
             dropped_kinds=dict(sorted(counts.dropped.items())),
             is_judged=inputs.dataset.template.verify_render > 0,
             rows_judged_wrong=sum(reasons.get(reason, 0) for reason in JUDGE_REASONS),
-            template_warnings=tuple(counts.template.get("warnings", ())),
-            mismatched_prompts=tuple(counts.template.get("prompts", ())),
-            prints_date=bool(counts.template.get("dated", False)),
             rows_with_tools=measured.rows,
             tool_tokens=measured.tokens,
             most_tool_tokens=measured.most,

@@ -9,7 +9,8 @@ shape shows is not on the closed list, so a row that shows it is rejected, not t
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -106,6 +107,62 @@ class ProbeTurn:
         return self.text[self.end : self.after]
 
 
+@dataclass(frozen=True, slots=True)
+class MessageStarts:
+    """Template text before messages, which the ends of the turns before them are told from."""
+
+    prefixes: frozenset[TurnPrefix]
+    """Before the model's turns."""
+    headers: Mapping[str, str]
+    """By other role the text with which its messages always begin."""
+    first_gaps: Mapping[str, Sequence[str]]
+    """By other role all template text before messages that begin a render."""
+
+
+@dataclass(slots=True)
+class LearnedEnds:
+    """Ends of turns, added a group of turns at a time: what earlier groups show serves the next ones."""
+
+    control_tokens: tuple[str, ...]
+    counts: dict[tuple[str, str], Counter[str]] = field(default_factory=dict[tuple[str, str], Counter[str]])
+    """By kind of last own text and role of the next message: each end, and how often it was seen."""
+    of_answers: set[str] = field(default_factory=set[str])
+    """Ends of answers without calls that another message follows."""
+    next_header_ends: bool = False
+    """Whether the first token of the user's header is all that ends an answer."""
+
+    def add(self, found: Sequence[tuple[ProbeTurn, str]]) -> None:
+        """Add the ends of a group of turns."""
+        for turn, ending in found:
+            own = replace_call_ids(ending, turn.ids)
+            own = own[measure_json_closing(own, 0) :] if turn.last_kind == "tool_call" else own
+            self.counts.setdefault((turn.last_kind, turn.next_role), Counter())[own] += 1
+            # Gemma 4 prints the text of a message behind its calls, and then the token that opens their results.
+            if turn.last_kind == "assistant" and turn.next_role and not turn.messages[turn.message].get("tool_calls"):
+                self.of_answers.add(own)
+
+    def list_answer_ends(self) -> list[str]:
+        """Return the ends of answers that others follow, and the last token of each, longest first."""
+        known = self.of_answers | {cut_at_last_token(end, self.control_tokens) for end in self.of_answers}
+        return sorted((end for end in known if end), key=lambda end: (-len(end), end))
+
+    def cut_at_answer_end(self, text: str) -> str | None:
+        """Return a text up to the end of an answer in it; None if there is none."""
+        places = [at + len(end) for end in self.list_answer_ends() if (at := text.find(end)) >= 0]
+        return text[: min(places)] if places else None
+
+    def choose_finishes(self) -> dict[str, str]:
+        """Return by kind of last own text the most frequent end of such turns that others follow."""
+        finish: dict[str, str] = {}
+        for kind, roles in (("assistant", ("user",)), ("reasoning", ("user",)), ("tool_call", ("tool", "user"))):
+            for role in roles:
+                found = self.counts.get((kind, role), {})
+                ending = max(found, key=lambda end: (found[end], end), default="")
+                if ending:
+                    finish.setdefault(kind, ending)
+        return finish
+
+
 class FrameLearner:
     """Learns the frames of one template for one set of template values; each probe is rendered once."""
 
@@ -115,40 +172,19 @@ class FrameLearner:
         self._kwargs = kwargs
         self._tokens = renderer.control_tokens
         self._requires_all_messages = True
-        """Whether to skip shapes of which the template drops a message; off if it drops every message of some role."""
+        """Whether to skip shapes of which a message is dropped; off if otherwise no turn of the model is seen."""
         self._shapes: dict[tuple[bool, str], list[ProbeTurn]] = {}
         self._texts: dict[str, str | None] = {}
-        self._gaps_after_users: set[str] = set()
-        self._prefixes: set[TurnPrefix] = set()
-        self._headers: dict[str, str] = {}
-        self._first_gaps: dict[str, list[str]] = {}
-        """By role the template text before messages that begin a render."""
-        # Ends are learned a group of turns at a time (`_learn_ends`); these hold what earlier groups show.
-        self._ends: dict[tuple[str, str], Counter[str]] = {}
-        """By kind of last own text and role of the next message: each end, and how often it was seen."""
-        self._answer_ends: set[str] = set()
-        """Ends of answers without calls that another message follows."""
-        self._next_header_ends = False
-        """Whether the first token of the user's header is all that ends an answer."""
 
     def learn(self) -> TemplateFrames:
         """Render all shapes and return the template text around the model's own text."""
         seen = self._render_shapes()
         turns = [turn for turn in seen if turn.role in self._roles]
-        # By role all template text before its own text, and whether it begins a render.
-        gaps: dict[str, dict[str, bool]] = {}
-        for turn in seen:
-            if turn.role not in self._roles:
-                held = gaps.setdefault(turn.role, {})
-                held[turn.gap] = held.get(turn.gap, False) or turn.message == 0
-        self._first_gaps = {role: [gap for gap, begins in held.items() if begins] for role, held in gaps.items()}
-        # Text common to all of them may still be the end of the previous turn, unless one of them begins the render.
-        known_gaps = {role: found for role, found in gaps.items() if len(found) > 1 or any(found.values())}
-        common = {role: find_common_end(list(found), self._tokens) for role, found in known_gaps.items()}
+        others = [turn for turn in seen if turn.role not in self._roles]
         prompt = self._renderer.generation_prompt("user", has_tools=False, kwargs=self._kwargs)
-        opening = find_first_control_token(prompt, self._tokens)
-        self._headers = {role: self._remove_previous_end(header, opening) for role, header in common.items()}
-        self._learn_prefixes(turns, has_prompt=bool(prompt))
+        headers, first_gaps = self._learn_headers(others, prompt)
+        prefixes = self._learn_prefixes(turns, others, has_prompt=bool(prompt))
+        ends = self._learn_ends(turns, MessageStarts(prefixes, headers, first_gaps))
         inner = {
             (
                 first.kind,
@@ -160,20 +196,33 @@ class FrameLearner:
             for turn in turns
             for first, second in pairwise(turn.pieces)
         }
-        self._learn_ends(turns)
-        prefixes = [prefix for prefix in self._prefixes if not _quotes_probe(prefix.header + prefix.rest)]
+        own_prefixes = [prefix for prefix in prefixes if not _quotes_probe(prefix.header + prefix.rest)]
         known = TemplateFrames(
-            prefixes=tuple(sorted(prefixes, key=lambda x: (-len(x.header) - len(x.rest), x.header, x.rest))),
+            prefixes=tuple(sorted(own_prefixes, key=lambda x: (-len(x.header) - len(x.rest), x.header, x.rest))),
             inner=frozenset(one for one in inner if not _quotes_probe(one[2])),
-            ends={key: _sort_texts(found) for key, found in self._ends.items()},
-            finish=self._choose_finishes(),
+            ends={key: _sort_texts(found) for key, found in ends.counts.items()},
+            finish=ends.choose_finishes(),
             model_roles=self._roles,
-            next_header_ends=self._next_header_ends,
+            next_header_ends=ends.next_header_ends,
             bos_token=self._renderer.bos_token,
             end_tokens=list_end_tokens(self._renderer.eos_token, self._tokens),
         )
-        headers = {role: known.find_header(header) or header for role, header in self._headers.items()}
-        return replace(known, headers=headers, closings=self._learn_closings(seen, headers, known))
+        headers = {role: known.find_header(header) or header for role, header in headers.items()}
+        return replace(known, headers=headers, closings=self._learn_closings(seen, headers, known, ends))
+
+    def _learn_headers(self, others: Sequence[ProbeTurn], prompt: str) -> tuple[dict[str, str], dict[str, list[str]]]:
+        """Return by role, from turns of other roles than the model's, the `headers` and `first_gaps`."""
+        # By role all template text before its own text, and whether it begins a render.
+        gaps: dict[str, dict[str, bool]] = {}
+        for turn in others:
+            held = gaps.setdefault(turn.role, {})
+            held[turn.gap] = held.get(turn.gap, False) or turn.message == 0
+        # Text common to all of them may still be the end of the previous turn, unless one of them begins the render.
+        known_gaps = {role: found for role, found in gaps.items() if len(found) > 1 or any(found.values())}
+        common = {role: find_common_end(list(found), self._tokens) for role, found in known_gaps.items()}
+        opening = find_first_control_token(prompt, self._tokens)
+        headers = {role: self._remove_previous_end(header, opening) for role, header in common.items()}
+        return headers, {role: [gap for gap, begins in held.items() if begins] for role, held in gaps.items()}
 
     def _remove_previous_end(self, header: str, opening: str) -> str:
         """Return a role's header without the end of the turn before it.
@@ -220,14 +269,16 @@ class FrameLearner:
         if isinstance(rendered, Rejected) or located is None or any(i not in located.own for i in wanted):
             return
         text = rendered.text
-        tools = None if tools and is_tool_missing(tools, text, []) else tools
+        # A template that prints no tools does not differ with them: its turns count as turns without.
+        printed_tools = None if tools and is_tool_missing(tools, text, []) else tools
         groups = group_by_message(located.pieces())
         ends = [0, *(max(piece.end for piece in group) for group in groups)]
         for i, group in enumerate(groups):
             following = groups[i + 1][0] if i + 1 < len(groups) else ContentSpan(len(text), len(text), -1, "")
             ids = get_call_ids(rendered.messages[group[0].message])
+            first, before = group[0].message, ends[i]
             yield ProbeTurn(
-                messages, tools, text, group[0].message, group, ends[i], following.start, following.message, ids
+                messages, printed_tools, text, first, group, before, following.start, following.message, ids
             )
 
     def _render_text(
@@ -257,23 +308,24 @@ class FrameLearner:
 
     # ── the text before a turn ──
 
-    def _learn_prefixes(self, turns: Sequence[ProbeTurn], *, has_prompt: bool) -> None:
-        """Learn prefixes: first from turns that begin with the exact generation prompt, then from the others."""
-        self._gaps_after_users = {turn.gap for turn in turns if turn.previous_role == "user"}
-        exact = [(turn, prefix) for turn in turns if (prefix := self._find_exact_prefix(turn)) is not None]
-        if not has_prompt and not self._opens_turn_at_end(turns):
-            exact = self._move_constant_to_header(exact)
-        self._prefixes |= {prefix for _, prefix in exact}
+    def _learn_prefixes(
+        self, turns: Sequence[ProbeTurn], others: Sequence[ProbeTurn], *, has_prompt: bool
+    ) -> frozenset[TurnPrefix]:
+        """Return the prefixes: first of turns that begin with the exact generation prompt, then of the others."""
+        gaps_after_users = {turn.gap for turn in turns if turn.previous_role == "user"}
+        found = [(turn, prefix) for turn in turns if (prefix := self._find_exact_prefix(turn, gaps_after_users))]
+        if not has_prompt and not self._opens_turn_at_end(turns, gaps_after_users):
+            found = self._move_constant_to_header(found)
+        prefixes = {prefix for _, prefix in found}
         for turn in turns:
             prefix = split_turn_prefix(turn.gap, self._list_prompts(turn), self._tokens)
             if prefix is not None:
-                self._prefixes.add(TurnPrefix(prefix.header, replace_call_ids(prefix.rest, turn.ids)))
-        known = TemplateFrames(tuple(self._prefixes))
-        for turn in turns:
-            if known.match_prefix(turn.text, turn.before, turn.start, turn.ids) is None:
-                self._prefixes.add(self._infer_prefix(turn, replace_call_ids(turn.gap, turn.ids)))
+                prefixes.add(TurnPrefix(prefix.header, replace_call_ids(prefix.rest, turn.ids)))
+        known = TemplateFrames(tuple(prefixes))
+        unmatched = (turn for turn in turns if known.match_prefix(turn.text, turn.before, turn.start, turn.ids) is None)
+        return frozenset(prefixes | {self._infer_prefix(turn, others) for turn in unmatched})
 
-    def _opens_turn_at_end(self, turns: Sequence[ProbeTurn]) -> bool:
+    def _opens_turn_at_end(self, turns: Sequence[ProbeTurn], gaps_after_users: AbstractSet[str]) -> bool:
         """Return whether every render ends with the header of the model's next turn, without being asked for it.
 
         answer<end><start>user…      followed by a user
@@ -283,7 +335,7 @@ class FrameLearner:
         followed = {turn.ending for turn in answers if turn.next_role == "user"}
         tails = {turn.ending for turn in answers if not turn.next_role}
         opened = {tail[len(find_common_start(tail, ending, self._tokens)) :] for tail in tails for ending in followed}
-        return any(text.strip() and text in gap for text in opened for gap in self._gaps_after_users)
+        return any(text.strip() and text in gap for text in opened for gap in gaps_after_users)
 
     def _move_constant_to_header(
         self, exact: Sequence[tuple[ProbeTurn, TurnPrefix]]
@@ -301,7 +353,8 @@ class FrameLearner:
             moved.append((turn, TurnPrefix(prefix.header + own, prefix.rest[len(own) :]) if is_whole else prefix))
         return moved
 
-    def _find_exact_prefix(self, turn: ProbeTurn) -> TurnPrefix | None:
+    def _find_exact_prefix(self, turn: ProbeTurn, gaps_after_users: AbstractSet[str]) -> TurnPrefix | None:
+        """Return the prefix of a turn before which the conversation, rendered with the prompt, is the same text."""
         prompted = self._render_text(turn.messages[: turn.message], turn.tools, with_prompt=True)
         if prompted is None or not (turn.before <= len(prompted) <= turn.start and turn.text.startswith(prompted)):
             return None
@@ -312,19 +365,19 @@ class FrameLearner:
         header = prompt or cut_at_last_token(prompted[turn.before :], self._tokens)
         header_start = find_ending(prompted, header, turn.before, len(prompted))
         header = header if header_start is None else prompted[header_start:]
-        is_elsewhere = prompt or any(gap.endswith(header + rest) for gap in self._gaps_after_users)
+        is_elsewhere = prompt or any(gap.endswith(header + rest) for gap in gaps_after_users)
         if is_elsewhere and contains_prompt(rest, prompts, self._tokens):
             # The rest contains a prompt that the template prints elsewhere, so the model does not write all of it.
             return None
         return None if header_start is None else TurnPrefix(header, rest)
 
-    def _infer_prefix(self, turn: ProbeTurn, gap: str) -> TurnPrefix:
+    def _infer_prefix(self, turn: ProbeTurn, others: Sequence[ProbeTurn]) -> TurnPrefix:
         """Return the prefix of a turn that contains no part of a prompt.
 
         Before an answer all of it counts as header. Before a call the header is the part that an answer at the same
         position also has; the remainder is the call's frame.
         """
-        earlier = turn.messages[: turn.message]
+        gap, earlier = replace_call_ids(turn.gap, turn.ids), turn.messages[: turn.message]
         before = self._render_text(earlier, turn.tools) if earlier else ""
         answered = self._render_text([*earlier, {"role": turn.role, "content": "qzanswer instead"}], turn.tools)
         if turn.pieces[0].kind == "tool_call" and before is not None and answered and answered.startswith(before):
@@ -333,13 +386,8 @@ class FrameLearner:
                 added = turn.text[len(before) : turn.start]
             shared = find_common_start(added, answered[len(before) :].partition("qzanswer")[0], self._tokens)
             # Text printed after that message whatever follows closes it, and is not part of the call's frame.
-            others = (
-                other.gap
-                for shape in self._shapes.values()
-                for other in shape
-                if other.role not in self._roles and turn.message and other.previous_role == turn.previous_role
-            )
-            closing = max((len(find_common_start(added, other, self._tokens)) for other in others), default=0)
+            follow = (other.gap for other in others if turn.message and other.previous_role == turn.previous_role)
+            closing = max((len(find_common_start(added, other, self._tokens)) for other in follow), default=0)
             rest = replace_call_ids(added[max(len(shared), closing) :], turn.ids)
             if rest.strip():
                 return TurnPrefix(cut_at_last_token(gap[: len(gap) - len(rest)], self._tokens), rest)
@@ -347,30 +395,23 @@ class FrameLearner:
 
     # ── ends of turns ──
 
-    def _learn_ends(self, turns: Sequence[ProbeTurn]) -> None:
-        """Learn the ends of turns, a group at a time: what all turns of a group show serves the next groups.
+    def _learn_ends(self, turns: Sequence[ProbeTurn], starts: MessageStarts) -> LearnedEnds:
+        """Return the ends of turns, learned a group at a time.
 
         answers before the user ─► answers before others ─► other turns ─► turns that end a chat
         """
+        ends = LearnedEnds(self._tokens)
         answers = [turn for turn in turns if turn.last_kind == "assistant" and turn.next_role]
-        found = [(turn, *self._find_answer_end(turn)) for turn in answers if turn.next_role == "user"]
-        self._next_header_ends = any(is_header for _, _, is_header in found)
-        self._note_ends([(turn, ending) for turn, ending, _ in found])
-        self._note_ends([(turn, self._find_answer_end(turn)[0]) for turn in answers if turn.next_role != "user"])
+        found = [(turn, *self._find_answer_end(turn, starts, ends)) for turn in answers if turn.next_role == "user"]
+        ends.next_header_ends = any(is_header for _, _, is_header in found)
+        ends.add([(turn, ending) for turn, ending, _ in found])
+        before_others = [turn for turn in answers if turn.next_role != "user"]
+        ends.add([(turn, self._find_answer_end(turn, starts, ends)[0]) for turn in before_others])
         others = [turn for turn in turns if turn.last_kind != "assistant" and turn.next_role]
-        self._note_ends([(turn, self._find_end_behind_answers(turn)) for turn in others])
-        last = [(turn, self._find_last_end(turn)) for turn in turns if not turn.next_role]
-        self._note_ends([(turn, ending) for turn, ending in last if ending is not None])
-
-    def _note_ends(self, found: Sequence[tuple[ProbeTurn, str]]) -> None:
-        """Add the ends of a group of turns to those that are known."""
-        for turn, ending in found:
-            own = replace_call_ids(ending, turn.ids)
-            own = own[measure_json_closing(own, 0) :] if turn.last_kind == "tool_call" else own
-            self._ends.setdefault((turn.last_kind, turn.next_role), Counter())[own] += 1
-            # Gemma 4 prints the text of a message behind its calls, and then the token that opens their results.
-            if turn.last_kind == "assistant" and turn.next_role and not turn.messages[turn.message].get("tool_calls"):
-                self._answer_ends.add(own)
+        ends.add([(turn, self._find_end_behind_answers(turn, starts, ends)) for turn in others])
+        last = [(turn, self._find_last_end(turn, ends)) for turn in turns if not turn.next_role]
+        ends.add([(turn, ending) for turn, ending in last if ending is not None])
+        return ends
 
     def _find_text_after(self, turn: ProbeTurn) -> tuple[str, str]:
         """Return the text behind a turn where a chat ends with its message, and what of it is also there before others.
@@ -381,7 +422,7 @@ class FrameLearner:
         last = next((one.ending for one in reversed(alone) if one.message == turn.message), "")
         return last, find_common_start(turn.ending, last, self._tokens).rstrip()
 
-    def _find_answer_end(self, turn: ProbeTurn) -> tuple[str, bool]:
+    def _find_answer_end(self, turn: ProbeTurn, starts: MessageStarts, ends: LearnedEnds) -> tuple[str, bool]:
         """Return the end of an answer before another message: the text printed both there and at the end of a chat.
 
         Also return whether it is the first token of the next header, because nothing else ends the answer. The comments
@@ -389,19 +430,19 @@ class FrameLearner:
         """
         role, after = turn.next_role, turn.ending
         last, shared = self._find_text_after(turn)
-        own = self._strip_header(after, role).rstrip()
+        own = self._strip_header(after, role, starts).rstrip()
         if own and shared.startswith(own):
             # Command R+ opens the model's next turn at the end, with the token that opens the header of any role.
             shared = own
         if shared:
             # Command R+: before a tool's result, too, the answer ends as before the user.
-            known = (end for end in self._ends.get(("assistant", "user"), ()) if shared.startswith(end))
+            known = (end for end in ends.counts.get(("assistant", "user"), ()) if shared.startswith(end))
             return max(known, key=len, default="") or shared, False
         if role in self._roles:
             # gpt-oss ends the last answer of a chat with another token. If no other answer ends like that, the template
             # joins two turns (`NAMED_END` of the tests): the text between them belongs to the second.
-            return own if any(own.endswith(end) for end in self._list_answer_ends()) else "", False
-        if own and (ending := self._keep_constant_end(turn, own)):
+            return own if any(own.endswith(end) for end in ends.list_answer_ends()) else "", False
+        if own and (ending := self._keep_constant_end(turn, own, starts)):
             # ChatML of vLLM prints nothing at the end of a chat, so there is no more to compare with.
             return ending, False
         # GLM-4.6 ends no answer, so the model writes the token that opens the next message, and stops. So it does for
@@ -409,28 +450,28 @@ class FrameLearner:
         token = find_opening_token(after, self._tokens)
         return token, bool(token) and not last.strip()
 
-    def _find_end_behind_answers(self, turn: ProbeTurn) -> str:
+    def _find_end_behind_answers(self, turn: ProbeTurn, starts: MessageStarts, ends: LearnedEnds) -> str:
         """Return the end of reasoning or a call before another message, which mostly is an end of answers.
 
         A call ends with its closing text; the token that opens the result is part of the result's header.
         """
         role, after = turn.next_role, turn.ending
         last, shared = self._find_text_after(turn)
-        own = self._strip_header(after, role)
+        own = self._strip_header(after, role, starts)
         # Mistral Nemo prints the end of an answer in both places, Qwen3.5 only before another message.
         for text in (shared, own):
-            found = self._cut_at_answer_end(text)
+            found = ends.cut_at_answer_end(text)
             if found is not None:
                 return found
         # Gemma 4 ends a chat behind a call with the token that opens the result: the model writes it, and stops.
         stops = role not in self._roles and shared == last.rstrip()
         ending = shared if stops else find_common_start(own, last, self._tokens).rstrip()
-        if not self._next_header_ends or role in self._roles:
+        if not ends.next_header_ends or role in self._roles:
             return ending
         # GLM-4.6 ends a call, as an answer, by the token that opens the next message.
         return ending + find_opening_token(after[len(ending) :], self._tokens)
 
-    def _keep_constant_end(self, turn: ProbeTurn, ending: str) -> str:
+    def _keep_constant_end(self, turn: ProbeTurn, ending: str, starts: MessageStarts) -> str:
         r"""Return the part of an ending that is the same in three places, after further exchanges; numbers may differ.
 
             answer\n\n[Round two]\n\nQ: …      what follows counts without digits, so that the header's common end
@@ -458,39 +499,33 @@ class FrameLearner:
         units = split_into_units(constant, self._tokens)
         begin = max((i + 1 for i, unit in enumerate(units) if is_token(unit, self._tokens)), default=0)
         heads = ("".join(units[i:]) for i in range(begin, len(units)))
-        head = next((one for one in heads if any(one in gap for gap in self._first_gaps.get(turn.next_role, ()))), "")
+        head = next((one for one in heads if any(one in gap for gap in starts.first_gaps.get(turn.next_role, ()))), "")
         return constant[: len(constant) - len(head)].rstrip()
 
-    def _cut_at_answer_end(self, text: str) -> str | None:
-        places = [at + len(end) for end in self._list_answer_ends() if (at := text.find(end)) >= 0]
-        return text[: min(places)] if places else None
-
-    def _strip_header(self, after: str, role: str) -> str:
+    def _strip_header(self, after: str, role: str, starts: MessageStarts) -> str:
+        """Return the text behind a turn without the header of the next message; empty if that is not known."""
         if role in self._roles:
-            known = sorted((x.header + x.rest for x in self._prefixes if x.header), key=len, reverse=True)
+            known = sorted((x.header + x.rest for x in starts.prefixes if x.header), key=len, reverse=True)
             return next((own for one in known if (own := remove_ending(after, one)) != after), after)
-        header = self._headers.get(role)
+        header = starts.headers.get(role)
         return "" if header is None else remove_ending(after, header)
 
-    def _list_answer_ends(self) -> list[str]:
-        """Return the ends of answers that others follow, and the last token of each, longest first."""
-        known = self._answer_ends | {cut_at_last_token(end, self._tokens) for end in self._answer_ends}
-        return sorted((end for end in known if end), key=lambda end: (-len(end), end))
-
-    def _find_last_end(self, turn: ProbeTurn) -> str | None:
+    def _find_last_end(self, turn: ProbeTurn, ends: LearnedEnds) -> str | None:
         """Return the end of a turn that ends a chat; None if the template prints none there."""
         kind, shown = turn.last_kind, replace_call_ids(turn.ending, turn.ids)
         shown = shown[measure_json_closing(shown, 0) :] if kind == "tool_call" else shown
         common_role = "tool" if kind == "tool_call" else "user"
-        others = sorted(role for one, role in self._ends if one == kind and role not in {common_role, "", *self._roles})
+        others = sorted(
+            role for one, role in ends.counts if one == kind and role not in {common_role, "", *self._roles}
+        )
         for role in (common_role, *others):
-            known = (end for end in self._ends.get((kind, role), ()) if end and shown.startswith(end))
+            known = (end for end in ends.counts.get((kind, role), ()) if end and shown.startswith(end))
             same = max(known, key=len, default=None)
             if same is not None:
                 return same
         if not shown.strip():
             return None
-        found = self._cut_at_answer_end(shown)
+        found = ends.cut_at_answer_end(shown)
         if found is not None:
             return found
         eos = self._renderer.eos_token
@@ -499,21 +534,10 @@ class FrameLearner:
         # Closing text without an end of turn: masking appends the end that earlier turns have.
         return shown[: min(places)] if places else None
 
-    def _choose_finishes(self) -> dict[str, str]:
-        """Return by kind of last own text the most frequent end of such turns that others follow."""
-        finish: dict[str, str] = {}
-        for kind, roles in (("assistant", ("user",)), ("reasoning", ("user",)), ("tool_call", ("tool", "user"))):
-            for role in roles:
-                found = self._ends.get((kind, role), {})
-                ending = max(found, key=lambda end: (found[end], end), default="")
-                if ending:
-                    finish.setdefault(kind, ending)
-        return finish
-
     # ── ends of messages of other roles ──
 
     def _learn_closings(
-        self, seen: Sequence[ProbeTurn], headers: Mapping[str, str], known: TemplateFrames
+        self, seen: Sequence[ProbeTurn], headers: Mapping[str, str], known: TemplateFrames, ends: LearnedEnds
     ) -> dict[str, tuple[str, ...]]:
         """Return by role what is printed between such a message and the header of the next one."""
         found: dict[str, set[str]] = {}
@@ -527,7 +551,7 @@ class FrameLearner:
             header_start = None if header is None else find_ending(following.gap, header, 0, len(following.gap))
             if header_start is not None:
                 closing = following.gap[:header_start].rstrip()
-                found.setdefault(turn.role, set()).add(self._cut_at_answer_end(closing) or closing)
+                found.setdefault(turn.role, set()).add(ends.cut_at_answer_end(closing) or closing)
         return {role: tuple(one for one in _sort_texts(texts) if one) for role, texts in found.items()}
 
 

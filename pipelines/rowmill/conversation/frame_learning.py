@@ -152,7 +152,11 @@ class LearnedEnds:
         return text[: min(places)] if places else None
 
     def choose_finishes(self) -> dict[str, str]:
-        """Return by kind of last own text the most frequent end of such turns that others follow."""
+        """Return by kind of last own text the most frequent end of such turns that others follow.
+
+        Rarer ones are the same end after more of a call's frame (calls without arguments, as of Qwen3 and GLM-4.6), or
+        with the number of another turn, or, for Gemma 4, that of answers with calls.
+        """
         finish: dict[str, str] = {}
         for kind, roles in (("assistant", ("user",)), ("reasoning", ("user",)), ("tool_call", ("tool", "user"))):
             for role in roles:
@@ -172,13 +176,13 @@ class FrameLearner:
         self._kwargs = kwargs
         self._tokens = renderer.control_tokens
         self._requires_all_messages = True
-        """Whether to skip shapes of which a message is dropped; off if otherwise no turn of the model is seen."""
+        """Whether to skip probes of which a message is dropped; off if otherwise no turn of the model is seen."""
         self._shapes: dict[tuple[bool, str], list[ProbeTurn]] = {}
         self._texts: dict[str, str | None] = {}
 
     def learn(self) -> TemplateFrames:
         """Render all shapes and return the template text around the model's own text."""
-        seen = self._render_shapes()
+        seen = self._render_probes()
         turns = [turn for turn in seen if turn.role in self._roles]
         others = [turn for turn in seen if turn.role not in self._roles]
         prompt = self._renderer.generation_prompt("user", has_tools=False, kwargs=self._kwargs)
@@ -231,8 +235,10 @@ class FrameLearner:
         to all places. The header begins where the generation prompt's first token stands, or behind tokens that are
         called ends if another token follows them.
         """
+        # The template of test_mask_regressions.py with a preamble, of which every render ends with the model's header.
         if opening and opening in header:
             return header[header.rfind(opening) :]
+        # That template too, and `OPEN_TAIL` and `NO_TAIL` of test_turn_borders.py.
         while (token := find_first_control_token(header, self._tokens)) and _END_NAME.search(token):
             rest = header.lstrip()[len(token) :]
             if not find_first_control_token(rest, self._tokens):
@@ -242,17 +248,17 @@ class FrameLearner:
 
     # ── renders of the probes ──
 
-    def _render_shapes(self) -> list[ProbeTurn]:
+    def _render_probes(self) -> list[ProbeTurn]:
         role = "assistant" if "assistant" in self._roles else min(self._roles)
         for requires_all in (True, False):
             self._requires_all_messages = requires_all
-            seen = [turn for shape in make_learning_probes(role) for turn in self._render_shape(*shape)]
+            seen = [turn for probe in make_learning_probes(role) for turn in self._render_probe(*probe)]
             if any(turn.role in self._roles for turn in seen):
                 return seen
         return []
 
-    def _render_shape(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> list[ProbeTurn]:
-        """Render a shape, once; no turns if the template refuses it or drops a message."""
+    def _render_probe(self, messages: Sequence[Message], tools: Sequence[Json] | None) -> list[ProbeTurn]:
+        """Render a probe, once; no turns if the template refuses it or drops a message."""
         key = (self._requires_all_messages, to_json([list(messages), bool(tools)]))
         if key not in self._shapes:
             self._shapes[key] = list(self._locate_turns(messages, tools))
@@ -340,7 +346,11 @@ class FrameLearner:
     def _move_constant_to_header(
         self, exact: Sequence[tuple[ProbeTurn, TurnPrefix]]
     ) -> list[tuple[ProbeTurn, TurnPrefix]]:
-        """Move the common prefix of all answers into the header, for templates without generation prompt."""
+        """Move the common prefix of all answers into the header, for templates without generation prompt.
+
+        Mistral and Llama 2 have no prompt. Only of answers, since Mistral prints `[TOOL_CALLS]` before calls; and only
+        where it is whole, since `NO_TAIL` of test_turn_borders.py begins answers and calls in two ways.
+        """
         rests = [prefix.rest for turn, prefix in exact if turn.pieces[0].kind == "assistant"]
         constant = rests[0] if rests else ""
         for rest in rests[1:]:
@@ -359,15 +369,18 @@ class FrameLearner:
         if prompted is None or not (turn.before <= len(prompted) <= turn.start and turn.text.startswith(prompted)):
             return None
         prompt, prompts = self._get_prompt(turn), self._list_prompts(turn)
+        # Llama 3.1, Qwen3 and others print a part of the prompt between two turns of the model.
         if turn.previous_role in self._roles and prompts:
             return None
         rest = replace_call_ids(turn.text[len(prompted) : turn.start], turn.ids)
+        # Mistral and Phi-3: where there is no prompt, the header is the last token that is printed, as `[/INST]`.
         header = prompt or cut_at_last_token(prompted[turn.before :], self._tokens)
         header_start = find_ending(prompted, header, turn.before, len(prompted))
         header = header if header_start is None else prompted[header_start:]
         is_elsewhere = prompt or any(gap.endswith(header + rest) for gap in gaps_after_users)
         if is_elsewhere and contains_prompt(rest, prompts, self._tokens):
-            # The rest contains a prompt that the template prints elsewhere, so the model does not write all of it.
+            # The rest contains a prompt that the template prints elsewhere, so the model does not write all of it:
+            # Granite 3.3. DeepSeek V3 of axolotl prints one there and nowhere else, so it does.
             return None
         return None if header_start is None else TurnPrefix(header, rest)
 
@@ -375,7 +388,7 @@ class FrameLearner:
         """Return the prefix of a turn that contains no part of a prompt.
 
         Before an answer all of it counts as header. Before a call the header is the part that an answer at the same
-        position also has; the remainder is the call's frame.
+        position also has; the remainder is the call's frame. Answers of Phi-3 need it, and calls of DeepSeek.
         """
         gap, earlier = replace_call_ids(turn.gap, turn.ids), turn.messages[: turn.message]
         before = self._render_text(earlier, turn.tools) if earlier else ""
@@ -385,7 +398,8 @@ class FrameLearner:
             if turn.text.startswith(before) and len(before) >= turn.before:
                 added = turn.text[len(before) : turn.start]
             shared = find_common_start(added, answered[len(before) :].partition("qzanswer")[0], self._tokens)
-            # Text printed after that message whatever follows closes it, and is not part of the call's frame.
+            # Text printed after that message whatever follows closes it, and is not part of the call's frame:
+            # DeepSeek R1. DeepSeek V3.1 shares more with an answer.
             follow = (other.gap for other in others if turn.message and other.previous_role == turn.previous_role)
             closing = max((len(find_common_start(added, other, self._tokens)) for other in follow), default=0)
             rest = replace_call_ids(added[max(len(shared), closing) :], turn.ids)
@@ -418,7 +432,7 @@ class FrameLearner:
 
         Both are empty if the template refuses such a chat.
         """
-        alone = self._render_shape(turn.messages[: turn.message + 1], turn.tools)
+        alone = self._render_probe(turn.messages[: turn.message + 1], turn.tools)
         last = next((one.ending for one in reversed(alone) if one.message == turn.message), "")
         return last, find_common_start(turn.ending, last, self._tokens).rstrip()
 
@@ -489,7 +503,7 @@ class FrameLearner:
             ]
             longer = [*turn.messages[:leading], *added, *turn.messages[leading : turn.follower + 1]]
             moved = turn.message + len(added)
-            again = self._render_shape(longer, turn.tools)
+            again = self._render_probe(longer, turn.tools)
             after = next((one.ending for one in reversed(again) if one.message == moved), None)
             if after is not None:
                 constant = find_common_start(constant, after, self._tokens, any_numbers=True)
@@ -518,6 +532,7 @@ class FrameLearner:
         others = sorted(
             role for one, role in ends.counts if one == kind and role not in {common_role, "", *self._roles}
         )
+        # Command R+ and gpt-oss print a known end; the header of a result ends calls of GLM-4.
         for role in (common_role, *others):
             known = (end for end in ends.counts.get((kind, role), ()) if end and shown.startswith(end))
             same = max(known, key=len, default=None)
@@ -528,6 +543,7 @@ class FrameLearner:
         found = ends.cut_at_answer_end(shown)
         if found is not None:
             return found
+        # gpt-oss, `MACRO` and `NAMED_END` of test_mask_regressions.py print an end of their own there.
         eos = self._renderer.eos_token
         tokens = [*(token for token in self._tokens if not token.startswith("</")), eos]
         places = [at + len(token) for token in tokens if token and (at := shown.find(token)) >= 0]
@@ -551,6 +567,7 @@ class FrameLearner:
             header_start = None if header is None else find_ending(following.gap, header, 0, len(following.gap))
             if header_start is not None:
                 closing = following.gap[:header_start].rstrip()
+                # Phi-3, Llama 3.1 and Command R+ print more than the end there.
                 found.setdefault(turn.role, set()).add(ends.cut_at_answer_end(closing) or closing)
         return {role: tuple(one for one in _sort_texts(texts) if one) for role, texts in found.items()}
 

@@ -222,7 +222,7 @@ Hashes = NDArray[np.uint64]
 def find_near_records(context: WorkContext, dataset: DatasetOptions, rows: Manifest) -> NearRows:
     """Compare the held-out records of a table with its train records; tables of one column are not compared."""
     group_columns = require_records(dataset).group_columns
-    names = [name for name in load_observed_table(rows.details).schema.names if name not in group_columns]
+    names = [name for name in load_observed_table(rows).schema.names if name not in group_columns]
     if len(names) < 2:
         return NearRows(0, ())
     files = rows.files("rows")
@@ -305,7 +305,7 @@ def compare_with_train(context: KindContext, parts: Sequence[Part]) -> TrainComp
     trained = context.input(TOKENIZED_EXAMPLES)
     key = (*context.dataset_key, CANONICAL_ROWS)
     rows = manifest.load_input(context.store, trained, key)
-    schema = load_observed_table(trained.details).schema
+    schema = load_observed_table(trained).schema
     tables = [context.store.table(part.files["records"], ["text_id", "record"]) for part in parts]
     generated = pa.concat_tables(tables) if tables else pa.table({"text_id": [], "record": []})
     train = rows.get_counts(RowCounts).splits.get("train", 0)

@@ -39,8 +39,8 @@ from rowmill.kinds.tables.parsing import (
     Parser,
     PlacementColumns,
 )
-from rowmill.kinds.tables.partitions import NO_KEY, group_sort_key
-from rowmill.kinds.tables.schema import Record, RecordSchema, SortKey, Value
+from rowmill.kinds.tables.partitions import NO_KEY, StoredRecords, group_sort_key
+from rowmill.kinds.tables.schema import Record, RecordSchema, Value
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser, read_json
 from rowmill.parts.accounts import RejectLog, sort_by_count
 from rowmill.parts.context import StageOutput
@@ -170,27 +170,30 @@ def get_generation_options(context: KindContext) -> tuple[RecordOptions, Generat
 def expected_texts(context: KindContext) -> GeneratedTextSpec:
     """Return the expected form of the dataset's generated texts, as its `tokenized_examples` recorded it."""
     form, generation = get_generation_options(context)
-    recorded = context.input(TOKENIZED_EXAMPLES).details["records"]
-    known = [column["name"] for column in recorded["schema"]["columns"]]
+    made = context.input(TOKENIZED_EXAMPLES)
+    table, examples = StoredRecords.load(made), StoredRecords.load_examples(made)
+    known = table.schema.names
     for name in (*form.group_columns, *([] if form.order_column is None else [form.order_column])):
         if name not in known:
             raise ConfigError(
                 f"datasets.{context.dataset_name}.format: column {name!r} is not in the table that the model was "
                 f"trained on; it has {join_choices(known)}; name one of them, or build and train again"
             )
-    order = None if recorded["order"] is None else SortKey(recorded["order"])
     # The recipe's interval, else that of the data.
     seconds = form.time_series.timestamp_interval_seconds
-    interval = recorded["interval_seconds"] if seconds is None else str(seconds)
+    interval = table.interval_seconds if seconds is None else str(seconds)
     exact = None if interval is None else Decimal(interval)
     return GeneratedTextSpec(
-        schema=RecordSchema.from_json(recorded["schema"]),
-        mode=recorded["mode"],
-        wire=recorded["wire"],
-        bos=recorded["frame"]["bos_text"],
-        eos=recorded["frame"]["eos_text"],
+        schema=table.schema,
+        mode=table.mode,
+        wire=examples.wire,
+        bos=examples.frame["bos_text"],
+        eos=examples.frame["eos_text"],
         place=PlacementColumns(
-            form.group_columns, form.order_column, order, int(exact) if exact is not None and exact % 1 == 0 else exact
+            form.group_columns,
+            form.order_column,
+            table.sort_key,
+            int(exact) if exact is not None and exact % 1 == 0 else exact,
         ),
         validation=generation.validation,
     )
@@ -297,16 +300,16 @@ UNUSED_REASONS = frozenset({"not_chosen", "past_stop", "past_bound", "series_inc
 def load_trained_model(context: KindContext) -> TrainedModel:
     """Return the model's training setup."""
     meant = expected_texts(context)
-    recorded = context.input(TOKENIZED_EXAMPLES).details["records"]
-    frame = recorded["frame"]
+    examples = StoredRecords.load_examples(context.input(TOKENIZED_EXAMPLES))
+    frame = examples.frame
     encoder = Encoder(stored_tokenizers.open_recipe_tokenizer(context)[0])
     return TrainedModel(
         **{one.name: getattr(meant, one.name) for one in fields(meant)},
         prompt=PromptText(frame["prompt_text"] + frame["bos_text"], (*frame["prompt_ids"], frame["bos_id"])),
         special_tokens=tuple(frame["special_tokens"]),
         max_seq_length=context.limit,
-        longest_example=recorded["longest_example"],
-        longest_group=recorded["longest_group"],
+        longest_example=examples.longest_example,
+        longest_group=examples.longest_group,
         encode=lambda text: encoder.encode_continuation_ids([text])[0].tolist(),
     )
 

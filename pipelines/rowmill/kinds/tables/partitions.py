@@ -12,7 +12,7 @@ gives its rows other ids, and with these the examples that have them.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from hashlib import blake2b
 from typing import Any
@@ -28,8 +28,8 @@ from rowmill.core.storage import File, Store, map_reads, read_tables
 from rowmill.kinds.base import KindContext
 from rowmill.kinds.tables.inference import TableEvidence
 from rowmill.kinds.tables.options import RecordOptions, require_records
-from rowmill.kinds.tables.schema import DAY, MAX_DIGITS, RecordSchema, SortKey
-from rowmill.kinds.tables.serialization import read_json
+from rowmill.kinds.tables.schema import DAY, MAX_DIGITS, Mode, RecordSchema, SortKey
+from rowmill.kinds.tables.serialization import Wire, read_json
 from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.packing.pack_plan import cut_groups
 from rowmill.parts.functions import (
@@ -41,7 +41,7 @@ from rowmill.parts.functions import (
     part_function,
     write_buckets,
 )
-from rowmill.schema.manifest import Part
+from rowmill.schema.manifest import Manifest, Part
 from rowmill.schema.rows import SPLITS
 
 PARTITION_ROWS = 1 << 20
@@ -257,17 +257,71 @@ class ObservedTable:
     contract: TableContract | None = None
     evidence: TableEvidence = field(default_factory=lambda: TableEvidence(0, {}))
 
+
+@dataclass(frozen=True, slots=True)
+class StoredExamples:
+    """What the manifest of a table's examples says about them, for lengths, parsing and generation.
+
+    `frame` is `PromptFrame` as JSON, and `options` are those of `TablePlan`; `longest_example` counts tokens, and
+    `longest_group` records.
+    """
+
+    frame: dict[str, Any]
+    wire: Wire
+    options: dict[str, Any]
+    longest_example: int
+    longest_group: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecords:
+    """What the manifests of a table's rows and examples say about it; `examples` is None in that of rows."""
+
+    schema: RecordSchema
+    sort_key: SortKey | None
+    mode: Mode
+    interval_seconds: str | None
+    examples: StoredExamples | None = None
+
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON for the manifest, which parsing and generation read."""
-        return {"schema": self.schema.to_json(), "order": None if self.sort_key is None else self.sort_key.name}
+        """Return the JSON for the details of a manifest."""
+        of_rows = {
+            "schema": self.schema.to_json(),
+            "order": None if self.sort_key is None else self.sort_key.name,
+            "mode": self.mode,
+            "interval_seconds": self.interval_seconds,
+        }
+        return (
+            of_rows
+            if self.examples is None
+            else of_rows | {one.name: getattr(self.examples, one.name) for one in fields(self.examples)}
+        )
+
+    @classmethod
+    def load(cls, output: Manifest) -> "StoredRecords":
+        """Return what a manifest of `canonical_rows` or `tokenized_examples` says."""
+        stored = output.details["records"]
+        examples = (
+            StoredExamples(**{one.name: stored[one.name] for one in fields(StoredExamples)})
+            if "frame" in stored
+            else None
+        )
+        sort_key = None if stored["order"] is None else SortKey(stored["order"])
+        schema = RecordSchema.from_json(stored["schema"])
+        return cls(schema, sort_key, stored["mode"], stored["interval_seconds"], examples)
+
+    @classmethod
+    def load_examples(cls, output: Manifest) -> StoredExamples:
+        """Return what a manifest of `tokenized_examples` says about its examples alone."""
+        examples = cls.load(output).examples
+        assert examples is not None
+        return examples
 
 
-def load_observed_table(details: dict[str, Any]) -> ObservedTable:
-    """Load the table from the details of a `canonical_rows` manifest."""
-    recorded = details["records"]
-    return ObservedTable(
-        RecordSchema.from_json(recorded["schema"]), None if recorded["order"] is None else SortKey(recorded["order"])
-    )
+def load_observed_table(output: Manifest) -> ObservedTable:
+    """Load the table of a manifest of `canonical_rows` or `tokenized_examples`, without its evidence."""
+    stored = StoredRecords.load(output)
+    return ObservedTable(stored.schema, stored.sort_key)
 
 
 def index_parts(context: KindContext, parts: Sequence[Part], observed: ObservedTable) -> RowIndex:

@@ -57,6 +57,8 @@ from rowmill.kinds.tables.partitions import (
     ObservedTable,
     PartitionRows,
     RowPart,
+    StoredExamples,
+    StoredRecords,
     TablePartition,
     load_observed_table,
     partition_rows,
@@ -252,7 +254,7 @@ class EncodedTable:
 
 def encode_table(context: KindContext, tokenizer: LoadedTokenizer, path: str) -> EncodedTable:
     """Choose the prompt of a table, and encode the records of each part of its rows."""
-    observed = load_observed_table(context.input(CANONICAL_ROWS).details)
+    observed = load_observed_table(context.input(CANONICAL_ROWS))
     form, card = require_records(context.dataset), tokenizer.card
     encoder = open_encoder(context.store.root, path)
     frame = build_prompt_frame(
@@ -438,6 +440,7 @@ def _build_output(
     overflow = [(one.kind, one.name, one.tokens, one.limit, one.widest) for one in plan.overflows.first]
     if overflow:
         tables["overflow"] = DisplayTable(("kind", "name", "tokens", "limit", "widest_column"), tuple(overflow))
+    stored = StoredExamples(table.frame.to_json(), table.request.form.codec.wire, plan.options, **plan.longest)
     return StageOutput(
         parts=[*accounts, *examples],
         counts=counts,
@@ -450,15 +453,8 @@ def _build_output(
             "text_roundtrip": counts.get(TableExampleCounts).samples_of_altered.get("", ()),
         },
         schema=tuple((f.name, str(f.type)) for f in RECORD_EXAMPLES),
-        # Parsing and generation read these.
         details={
-            "records": {
-                **context.input(CANONICAL_ROWS).details["records"],
-                "frame": table.frame.to_json(),
-                "wire": table.request.form.codec.wire,
-                "options": plan.options,
-                **plan.longest,
-            }
+            "records": replace(StoredRecords.load(context.input(CANONICAL_ROWS)), examples=stored).to_json(),
         },
     )
 

@@ -24,6 +24,7 @@ from rowmill.kinds.tables.options import require_records
 from rowmill.kinds.tables.partition_plan import PlanRequest, find_oversized, plan_splits
 from rowmill.kinds.tables.partitions import (
     RowPart,
+    StoredRecords,
     TablePartition,
     load_observed_table,
     partition_rows,
@@ -127,7 +128,7 @@ def _advise_assembly(output: Manifest, records: int, over: int, median: int, lim
     """Return advice for better examples of this table."""
     flushes, counts = output.get_counts(TableExampleCounts).flushes, output.get_counts(ExampleCounts)
     examples, tokens = counts.examples, counts.tokens
-    cap, prompt = output.details["records"]["options"]["cap"], _read_prompt_tokens(output) * examples
+    cap, prompt = StoredRecords.load_examples(output).options["cap"], _read_prompt_tokens(output) * examples
     hints: list[str] = []
     if over:
         hints.append(
@@ -188,7 +189,7 @@ def _replan_partitions(context: KindContext, output: Manifest, seq_lens: Sequenc
         for both in zip(rows, output.files("tokens"), strict=True)
     ]
     partitions = partition_rows(context, parts)
-    request = make_request(context, load_observed_table(output.details), _read_prompt_tokens(output))
+    request = make_request(context, load_observed_table(output), _read_prompt_tokens(output))
     requests = [replace(request, limits=replace(request.limits, example_tokens=seq_len)) for seq_len in seq_lens]
     # Of each length a share for each partition.
     shares: Sequence[Sequence[int | None]] = [[None] * len(partitions)] * len(requests)

@@ -65,6 +65,7 @@ from rowmill.kinds.tables.partitions import (
     PARTITION_ROWS,
     ObservedTable,
     RowIndex,
+    StoredRecords,
     count_group_sizes,
     index_parts,
 )
@@ -392,7 +393,7 @@ def complete_table_output(context: KindContext, draft: StageOutput, observed: Ob
             GroupAdviceCounts(group_objections=objections),
         ]
     draft.counts += CountSet.of(*counted)
-    draft.details["records"] = observed.to_json() | {"mode": form.mode, "interval_seconds": interval}
+    draft.details["records"] = StoredRecords(observed.schema, observed.sort_key, form.mode, interval).to_json()
     # Parsing of generated records reads the schema, so a different schema is a different version.
     draft.card["schema"] = digest_json(observed.schema.to_json())
     return draft

@@ -168,6 +168,20 @@ def test_doubtful_header_is_that_of_the_file_that_is_read_now(tmp_path: Path) ->
 STAGES = ("raw_dataset", "canonical_rows", "tokenized_examples", "truncation_stats", "packed_shards")
 
 
+def test_held_shards_are_kept_where_their_examples_were_made_again_of_a_renamed_file(tmp_path: Path) -> None:
+    """Equal examples lead to the source that they were made of last; the shards were made of it under its old name."""
+    workspace = Workspace(tmp_path)
+    first = build(workspace, 0.1)
+    (workspace.folder / "data/rows.jsonl").rename(workspace.folder / "data/renamed.jsonl")
+    second = build(workspace, 0.1, name="renamed.jsonl")
+    assert second.versions()["rows/tokenized_examples"] == first.versions()["rows/tokenized_examples"]
+    gate.hold_version(workspace.project.store, first.manifest("rows", "packed_shards"))
+
+    held = workspace.build()
+
+    assert held.versions()["rows/packed_shards"] == first.versions()["rows/packed_shards"]
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_stages_after_a_held_one_are_made_of_what_it_was_made_of(tmp_path: Path, stage: str) -> None:
     workspace = Workspace(tmp_path)

@@ -141,7 +141,6 @@ def run_step(
     written before this returns. A trial (`is_trial`), whose store nobody queries, has no tables, and requires nothing
     of later steps.
     """
-    require_one_history(project.store, inputs)
     one = _StepRun(project, step, inputs, tuple(ranks), progress, run_id, is_trial=is_trial, statistics=statistics)
     # What is in this process's memory needs no listing.
     with nullcontext() if is_trial else index_outputs(project, [step]):
@@ -251,6 +250,8 @@ class _StepRun:
             if held is not None:
                 # Current again, in case a run of Dagster chose another version, without reading its files.
                 return replace(self._keep(held.load(self.store), started), held=held)
+            # What is held was of one history when it was made; equal examples may have been made again of another.
+            require_one_history(self.store, self.inputs)
             fingerprint, prepared = prepare_step(context, self.step)
             kept = find_reusable_output(self.store, self.step, fingerprint)
             if kept is None:

@@ -208,10 +208,6 @@ class CountSet:
         """Add up the counts of each class."""
         return CountSet.of(*self.by_class.values(), *other.by_class.values())
 
-    def without(self, kind: type[Counts]) -> "CountSet":
-        """Return the counts of all other classes."""
-        return CountSet({own: one for own, one in self.by_class.items() if own is not kind})
-
     def find(self, kind: type[CountsT]) -> CountsT | None:
         """Return the counts of a class; None if nothing counted them."""
         return cast("CountsT | None", self.by_class.get(kind))

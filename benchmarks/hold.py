@@ -117,8 +117,12 @@ def measure_workload(name: str, checkouts: Mapping[str, Path], rounds: int, *, w
 
 def name_commit(checkout: Path) -> str:
     """Return the first eight digits of a checkout's commit, and a plus sign where files differ from it."""
-    described = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=8", "--dirty=+", "--exclude", "*"]
-    return subprocess.run(described, capture_output=True, text=True, check=True).stdout.strip()
+    git = ["git", "-C", str(checkout)]
+    commit = subprocess.run([*git, "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True)
+    # The results are written by each workload before the next one.
+    changed = [*git, "status", "--porcelain", "--", ".", ":!benchmarks/results.jsonl"]
+    is_changed = subprocess.run(changed, capture_output=True, text=True, check=True).stdout
+    return commit.stdout.strip() + ("+" if is_changed else "")
 
 
 def find_best(name: str, *, whole: bool) -> float | None:

@@ -5,13 +5,13 @@ stage's output.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from rowmill.kinds.base import DatasetKind, DatasetOptions, KindContext, NearRows
+from rowmill.kinds.base import DatasetKind, DatasetOptions, KindContext
 from rowmill.schema.generated_counts import SpanCounts
-from rowmill.schema.manifest import DisplayTable, Manifest, Part
+from rowmill.schema.manifest import DisplayTable
 from rowmill.schema.recipe_summary import RecipeSummary
 from rowmill.sources import FileScan
 from rowmill.sources.reading import TakenGroup
@@ -19,9 +19,7 @@ from rowmill.tokenization.tokenizer import LoadedTokenizer
 
 if TYPE_CHECKING:
     # A recipe is loaded without what its stages work with.
-    from rowmill.kinds.context import RecipeNumbers
-    from rowmill.parts.context import StageOutput, WorkContext
-    from rowmill.parts.functions import MappedParts
+    from rowmill.parts.context import StageOutput
 
 
 class ExamplePlan(Protocol):
@@ -114,7 +112,10 @@ class ParsedFiles:
 
 
 class JointKind(DatasetKind, ABC):
-    """A kind whose rows depend on one another: what stages, and commands that try a recipe, ask of it."""
+    """A kind whose rows depend on one another: what commands that try a recipe ask of it, beside what all are asked.
+
+    Of the hooks of `DatasetKind` it has its own rows, splits, examples, lengths, near rows and all their identities.
+    """
 
     PLANS_EXAMPLES: ClassVar[bool] = True
     TAKES_OVERRIDES: ClassVar[bool] = True
@@ -136,57 +137,9 @@ class JointKind(DatasetKind, ABC):
     def has_contract(self) -> bool:
         """Return whether the options hold a contract of the rows."""
 
-    # ── rows ──
-
-    @abstractmethod
-    def identify_rows(self, recipe: "RecipeNumbers", name: str, options: DatasetOptions) -> dict[str, Any]:
-        """Return what decides a dataset's rows (`rows`), and what only facts about them."""
-
-    @abstractmethod
-    def make_rows(
-        self,
-        context: KindContext,
-        taken: Sequence[TakenGroup],
-        digest: str,
-        make_groups: "Callable[[Sequence[TakenGroup]], MappedParts]",
-    ) -> "tuple[MappedParts, Any]":
-        """Decide what depends on all parts, and make their rows."""
-
-    @abstractmethod
-    def assign_splits(self, context: KindContext, parts: list[Part], decided: Any) -> list[Part]:
-        """Return the parts after splits that need all rows."""
-
-    @abstractmethod
-    def complete_rows(self, context: KindContext, draft: "StageOutput", decided: Any) -> "StageOutput":
-        """Add the kind's own facts and tables to the output of rows."""
-
-    # ── examples ──
-
-    @abstractmethod
-    def identify_examples(self, recipe: "RecipeNumbers", name: str, options: DatasetOptions) -> dict[str, Any]:
-        """Return what decides a dataset's examples."""
-
-    @abstractmethod
-    def make_examples(
-        self,
-        context: KindContext,
-        tokenizer: LoadedTokenizer,
-        path: str,
-        tokenize_parts: "Callable[[], StageOutput]",
-    ) -> "StageOutput":
-        """Make the examples of all rows together."""
-
     def count_read_records(self, shown: int) -> int | None:
         """Return None: which records share an example depends on all of them."""
         return None
-
-    @abstractmethod
-    def measure_lengths(self, context: KindContext, measure_examples: "Callable[[], StageOutput]") -> "StageOutput":
-        """Measure the examples, and plan the rows at other lengths."""
-
-    @abstractmethod
-    def find_near_rows(self, context: "WorkContext", options: DatasetOptions, rows: Manifest) -> NearRows:
-        """Compare the held-out rows with those that train."""
 
     # ── before a build ──
 

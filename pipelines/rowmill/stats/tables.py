@@ -59,6 +59,9 @@ ReadDomain = Callable[[bytes], str | None]
 
 _PREVIEWED = pa.schema([pa.field(name, pa.string()) for name in PREVIEWED_COLUMNS])
 
+_LONG_SPACE = r"\s{2,}|[^\S ]"
+"""White space that is not one blank: a quarter of the time of `\\s+`, which most words end with."""
+
 _ESCAPE = r"\\u[0-9a-fA-F]{4}|\\."
 _STRING_ITEM = rf'(?:[^"\\]|{_ESCAPE})'
 _CONTENT = r'"content":"'
@@ -125,7 +128,7 @@ def preview_rows(rows: pa.Table) -> pa.Array:
     of_chat = _begin_chats(columns.get_column("messages"))
     text = pl.coalesce(of_chat, *(_cut(pl.col(name)) for name in ("text", "record")))
     return (
-        columns.select(_cut(text.str.replace_all(r"\s+", " ").str.strip_chars()).str.strip_chars())
+        columns.select(_cut(text.str.replace_all(_LONG_SPACE, " ").str.strip_chars()).str.strip_chars())
         .to_series()
         .to_arrow()
     )

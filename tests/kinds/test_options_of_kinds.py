@@ -8,6 +8,7 @@ import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import yaml
 from pydantic import BaseModel
 
 from rowmill.build import runner, steps
+from rowmill.build.steps import Project
 from rowmill.core.errors import ConfigError, PipelineError
 from rowmill.kinds import catalog
 from rowmill.recipe.recipe import Recipe
@@ -415,10 +417,19 @@ class Trial:
         recipe = parsed(self.workspace, self.written)
         return [(p, model) for p, model in options_of(recipe) if p[:2] == ("datasets", "rows") and p[2] != "source"]
 
-    @property
-    def written(self) -> dict[str, Any]:
+    @cached_property
+    def project(self) -> Project:
+        return self.workspace.project
+
+    @cached_property
+    def _read(self) -> dict[str, Any]:
         values: dict[str, Any] = yaml.safe_load(self.workspace.config.read_text(encoding="utf-8"))
         return values
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """A copy of what the recipe's file holds, to be changed."""
+        return copy.deepcopy(self._read)
 
     def try_option(self, path: OptionPath, model: BaseModel) -> str:
         """Set an option; return `effect`, `error` or `refused`, or how it was ignored."""
@@ -481,7 +492,7 @@ class Trial:
         What comes after a version other than the known one is not made. Stages that call a model are not run; their
         code versions stand for what they would make.
         """
-        project = replace(self.workspace.project, recipe=recipe)
+        project = replace(self.project, recipe=recipe)
         planned = steps.plan_steps(project)
         made = dict[StageKey, Manifest]()
         with watched(self.monkeypatch) as read:

@@ -1,10 +1,12 @@
 """How much of a matrix or a property CI tries: the campaign tries all of it."""
 
 import os
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, TypeVar
 
 import pytest
+
+CaseT = TypeVar("CaseT")
 
 CAMPAIGN_VARIABLE = "ROWMILL_TEST_CAMPAIGN"
 """Set by `--campaign`, before any test module is imported."""
@@ -30,3 +32,8 @@ def mark_all_but(kept: Collection[Any], cases: Iterable[Any]) -> list[Any]:
 def draw(count: int) -> int:
     """Return how many examples a property draws: all of them in the campaign, a third in CI."""
     return count if os.environ.get(CAMPAIGN_VARIABLE) else max(10, count // 3)
+
+
+def take_third(cases: Sequence[CaseT]) -> list[CaseT]:
+    """Return the cases that one test tries in turn: all of them in the campaign, every third in CI."""
+    return list(cases if os.environ.get(CAMPAIGN_VARIABLE) else cases[::3])

@@ -1,4 +1,4 @@
-"""The real thing: `rowmill ui` with its daemon, driven over GraphQL as its pages drive it, ended by SIGINT."""
+"""The real thing: `rowmill ui` with its daemon, driven over GraphQL as its pages drive it, ended by a signal."""
 
 import os
 import shutil
@@ -39,8 +39,17 @@ def test_two_runs_at_once_build_every_rank_and_sigint_leaves_no_process(server: 
     assert set(server.materialized("tiny", "ranks")) == set(RANKS)
     assert (server.home / "dagster.yaml").read_bytes() == SETTINGS.read_bytes()
 
-    server.process.send_signal(signal.SIGINT)
-    server.process.wait(timeout=60)
+    end(server, signal.SIGINT)
+
+
+def test_sigterm_leaves_no_process(server: Server) -> None:
+    end(server, signal.SIGTERM)
+
+
+def end(server: Server, number: signal.Signals) -> None:
+    assert server.processes()
+    server.process.send_signal(number)
+    assert server.process.wait(timeout=60) == 0
     eventually(lambda: not server.processes(), "no process is left")
 
 

@@ -100,9 +100,9 @@ def serving(configs: Path, store: Path, home: Path, *, root: Path = ROOT) -> Gen
     """Start what `rowmill ui` starts, in a session of its own, so that everything it starts can be found and ended."""
     # Pages on the first, reports on the second.
     port = take_free_ports(2)
-    # A shell's job in the background ignores SIGINT, and so would whatever it starts.
+    # As a shell starts a job in the background.
     program = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
         f"from pathlib import Path; from rowmill.cli import ui; ui.serve_ui(Path({str(root)!r}), port={port})"
     )
     places = {"ROWMILL_CONFIGS": str(configs), "ROWMILL_STORE": str(store), "DAGSTER_HOME": str(home)}

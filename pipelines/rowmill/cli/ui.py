@@ -4,6 +4,7 @@ import errno
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -33,7 +34,10 @@ SERVER_ENVIRONMENT = NO_TELEMETRY | {
 
 
 def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
-    """Replace this process with `dagster dev` on the project in `root`. SIGINT stops it: SIGTERM leaves children."""
+    """Replace this process with `dagster dev` on the project in `root`.
+
+    SIGINT or SIGTERM ends it with all that it started, also where it was started in the background.
+    """
     missing = [name for name in ("dagster", "dagster_webserver") if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingPackageError(
@@ -58,6 +62,8 @@ def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
     # `dagster dev` warns that `dg dev` replaces it; that command is in a package that nothing else here needs.
     quiet = ["-W", "ignore:Function `dev_command` is superseded"]
     command = [sys.executable, *quiet, "-m", "dagster", "dev", "-h", host, "-p", str(port), *loaded]
+    # A shell's job in the background ignores SIGINT. So would Dagster, and SIGTERM with it, which it handles as SIGINT.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execvpe(command[0], command, environment)  # noqa: S606  (the arguments are ours, and no shell is wanted)
 
 

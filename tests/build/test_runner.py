@@ -383,6 +383,25 @@ def test_plan_after_a_changed_option_names_the_option(ready: Workspace) -> None:
     assert found["training_splits"][0] == "make if changed"
 
 
+def test_plan_leaves_out_what_a_failed_check_keeps_from_being_built(workspace: Workspace) -> None:
+    gated(workspace)
+    with pytest.raises(GateError) as refused:
+        workspace.build()
+    found = forecasts(workspace)
+
+    action, why = found["tasks/canonical_rows"]
+    assert action == "reuse"
+    assert why.endswith("; fails a check: rejects is 33.33 %, wanted at most 5 %")
+    assert found["gpu_partitions"][1] == "tasks/canonical_rows fails a check: rejects is 33.33 %, wanted at most 5 %"
+    assert str(refused.value).splitlines()[-1] == f"not built because of that: {', '.join(left_out_in_order(found))}"
+    # The waiver lets it be made.
+    assert not left_out_in_order(forecasts(gated(workspace, waivers=[WAIVER])))
+
+
+def left_out_in_order(found: Mapping[str, tuple[str, str]]) -> list[str]:
+    return [name for name, (action, _) in found.items() if action == "leave out"]
+
+
 def test_plan_predicts_the_build(ready: Workspace) -> None:
     """Steps that it predicts as reused are reused, and the others are built."""
     ready.recipe(changed("chats", loss={"supervise": "last_assistant"}))

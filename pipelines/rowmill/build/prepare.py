@@ -18,6 +18,7 @@ from rowmill import sources
 from rowmill.build.gate import find_held_version, follow_held_versions, open_generated_source
 from rowmill.build.steps import Project, Step, iterate_gate_waivers, plan_steps
 from rowmill.checks import expectation_suite, judge
+from rowmill.checks.judge import CheckResult
 from rowmill.core import remote_index
 from rowmill.core.errors import ConfigError, MissingPackageError, PipelineError, SourceError, join_errors
 from rowmill.core.storage import Store, digest_json, explain_disk_full
@@ -282,18 +283,42 @@ class StepForecast:
     action: str
     why: str
     manifest: Manifest | None = None
-    """The output that would be reused."""
+    """The output that there is for these inputs."""
+    results: Sequence[CheckResult] = ()
+    """What its checks would say of it."""
 
 
 @tokenizer_source.hold_commits()
 def forecast_steps(project: Project) -> list[StepForecast]:
     """Forecast each step; writes nothing except scans of changed sources.
 
-    A step after one that must be made is forecast as `make if changed`: its input's content is not known yet.
+    A step after one that must be made is forecast as `make if changed`: its input's content is not known yet. One
+    behind an output that is there and fails a check is forecast as `leave out`, which is what a build does with it.
     """
     require_ready(project, plan_steps(project))
     known: dict[StageKey, Manifest] = {}
-    return [_forecast_step(project, step, known) for step in plan_steps(project)]
+    closed: dict[StageKey, str] = {}
+    return [_judge_forecast(project, _forecast_step(project, step, known), closed) for step in plan_steps(project)]
+
+
+def _judge_forecast(project: Project, forecast: StepForecast, closed: dict[StageKey, str]) -> StepForecast:
+    """Return a forecast with its output's check results, or as left out behind one of `closed`; adds to those."""
+    step = forecast.step
+    if forecast.action == "on request":
+        return forecast
+    cause = next((closed[key] for key in step.gates if key in closed), None)
+    if cause is not None and forecast.action != "held":
+        closed[step.key] = cause
+        return replace(forecast, action="leave out", why=cause)
+    if forecast.manifest is None:
+        return forecast
+    results = judge.preview_checks(project.store, forecast.manifest, step.thresholds)
+    blocking = [result for result in results if result.blocking]
+    if not blocking:
+        return replace(forecast, results=results)
+    failed = f"{blocking[0].check} is {blocking[0].shown}, wanted {blocking[0].wanted}"
+    closed[step.key] = f"{'/'.join(step.key[1:])} fails a check: {failed}"
+    return replace(forecast, why=f"{forecast.why}; fails a check: {failed}", results=results)
 
 
 def _forecast_step(project: Project, step: Step, known: dict[StageKey, Manifest]) -> StepForecast:

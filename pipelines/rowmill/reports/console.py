@@ -53,6 +53,7 @@ _ACTIONS = {
     "make": ("+", GOOD, "to make"),
     "make if changed": ("~", LOOK, "to make if their input changes"),
     "held": ("■", LOOK, "held"),
+    "leave out": ("✗", BAD, "left out behind a failed check"),
     "on request": ("·", DIM, "on request"),
 }
 """What a build does with a step: its mark, its colour, and what is said of their number."""

@@ -56,6 +56,32 @@ def test_plan_after_build_reuses_every_stage(small: CliProject) -> None:
     assert f"{STEPS} reused" in small.run("plan").out
 
 
+@pytest.mark.slow
+def test_waivers_that_excuse_nothing_are_named_by_plan_and_build(tmp_path: Path) -> None:
+    waivers = [
+        {"check": check, "dataset": dataset, "at_most": 0.9, "reason": "looked at by hand"}
+        for check, dataset in (("rejects", "chats"), ("rejects", "tasks"), ("table_drift", "chats"))
+    ]
+    project = CliProject(tmp_path).write(gates=at_most(0.001, waivers=waivers))
+
+    def list_unused(text: str) -> list[str]:
+        return re.findall(r"gates\.waivers: (\w+ on \w+ (?:excuses no failure: [^;]*|matches no check result))", text)
+
+    matches_none = "table_drift on chats matches no check result"
+    stages = ("canonical_rows", "tokenized_examples")
+    excuses_none = f"rejects on tasks excuses no failure: {', '.join(f'tasks/{one} passed with 0 %' for one in stages)}"
+    # Before the build nothing is known of the rows.
+    assert list_unused(unfold(project.run("plan").out)) == [matches_none]
+    assert list_unused(unfold(project.run("build").err)) == [excuses_none, matches_none]
+    assert list_unused(unfold(project.run("plan").out)) == [excuses_none, matches_none]
+    assert list_unused(unfold(project.run("build", "--json").err)) == [excuses_none, matches_none]
+
+
+def unfold(text: str) -> str:
+    """Return text without the line breaks of a narrow terminal."""
+    return " ".join(text.split())
+
+
 def test_plan_after_changed_option_names_the_stages_that_read_it(copied: CliProject) -> None:
     lines = copied.write_recipe(mixture={"batch_size": 4}).run("plan").out.splitlines()
     made = [line.split()[1] for line in lines if line.startswith(("  + ", "  ~ "))]

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any, Final
 
-from rowmill.build.steps import Project, Step, find_upstream_steps
+from rowmill.build.steps import Project, Step, find_upstream_steps, plan_steps
 from rowmill.checks import cross_stage, judge
 from rowmill.checks.catalog import CHECKS_BY_NAME
 from rowmill.checks.gates import RUN_WAIVER_PREFIX, Threshold, Waiver, find_unknown_dataset, list_output_thresholds
@@ -93,6 +93,42 @@ def _round_outwards(value: float, direction: str) -> float | int:
         return int(exact)
     step = Decimal(1).scaleb(exact.adjusted() - SHOWN_DIGITS + 1)
     return float(exact.quantize(step, rounding=ROUND_CEILING if direction == "at_most" else ROUND_FLOOR))
+
+
+def find_unused_waivers(project: Project, results: Iterable[CheckResult]) -> list[str]:
+    """Return a sentence for each waiver that excuses no failure of the results.
+
+    A waiver is left out if some stage that it applies to has no result, and if its check fails although it is there.
+    """
+    judged: dict[str, dict[StageKey, CheckResult]] = {}
+    for result in results:
+        judged.setdefault(result.check, {})[result.key] = result
+    unused: list[str] = []
+    for waiver in project.recipe.gates.waivers:
+        keys = [
+            step.key
+            for step in plan_steps(project)
+            if not step.on_demand
+            and waiver.dataset in (None, step.dataset)
+            and any(threshold.check == waiver.check for threshold in step.thresholds)
+        ]
+        known = judged.get(waiver.check, {})
+        covered = [known[key] for key in keys if key in known]
+        if len(covered) < len(keys) or any(one.failed and one.waiver in ("", waiver.reason) for one in covered):
+            continue
+        name = f"gates.waivers: {waiver.check}{f' on {waiver.dataset}' if waiver.dataset else ''}"
+        outcomes = ", ".join(
+            f"{'/'.join(one.key[1:])} {one.outcome.replace('_', ' ')}"
+            + (f" with {one.shown}" if one.value is not None else "")
+            for one in covered
+        )
+        why = (
+            f"excuses no failure: {outcomes}"
+            if covered
+            else "matches no check result: this check is not made there (`rowmill verify --all` lists those that are)"
+        )
+        unused.append(f"{project.recipe.name}: {name} {why}; remove it, so that it excuses no later failure")
+    return unused
 
 
 # ── Versions that `rowmill use` holds ──

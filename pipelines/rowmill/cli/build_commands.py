@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -109,6 +109,7 @@ def _run_plan(args: argparse.Namespace) -> int:
         with _show_trial():
             remarks = preflight.require_no_mistakes(project)
         forecasts = prepare.forecast_steps(project)
+        remarks += _note_unused_waivers(project, (one for forecast in forecasts for one in forecast.results))
         if args.json:
             print(format_object(project, describe_plan(forecasts, remarks)))
             return ExitStatus.SUCCESS
@@ -202,16 +203,32 @@ def _try_and_build(args: argparse.Namespace) -> int:
                 show(render_remarks(remarks), stream=sys.stderr)
         if args.json:
             return _print_build_as_json(project, steps, only)
+        finished: list[FinishedStep] = []
         try:
-            blocked = build_stages(project, steps, only)
+            blocked = build_stages(project, steps, only, finished=finished)
         except GateError:
             if not only and (report := _write_report(project, closed=True)) is not None:
                 print(f"\nreport  {report}")
             raise
+        _show_unused_waivers(project, finished)
         if not only:
             summary = summarize_recipe(project, shown=[step.key for step in steps])
             print(f"\n{summary}\n\nreport  {_write_report(project)}")
         return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS
+
+
+def _note_unused_waivers(project: "Project", results: "Iterable[CheckResult]") -> "list[Finding]":
+    from rowmill.build.gate import find_unused_waivers
+    from rowmill.build.preflight import Finding
+
+    return [Finding(sentence) for sentence in find_unused_waivers(project, results)]
+
+
+def _show_unused_waivers(project: "Project", finished: "Sequence[FinishedStep]") -> None:
+    from rowmill.reports.console import render_remarks
+
+    if unused := _note_unused_waivers(project, (one for _, _, results in finished for one in results)):
+        show(render_remarks(unused), stream=sys.stderr)
 
 
 def _try_first_records_and_begin(project: "Project", steps: "Sequence[Step]") -> "list[Finding]":
@@ -253,6 +270,7 @@ def _print_build_as_json(project: "Project", steps: "Sequence[Step]", only: Sequ
         print_object(closed=True)
         raise
     print_object(closed=blocked)
+    _show_unused_waivers(project, finished)
     return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS
 
 

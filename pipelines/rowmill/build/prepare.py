@@ -317,7 +317,7 @@ def _judge_forecast(project: Project, forecast: StepForecast, closed: dict[Stage
     if not blocking:
         return replace(forecast, results=results)
     failed = f"{blocking[0].check} is {blocking[0].shown}, wanted {blocking[0].wanted}"
-    closed[step.key] = f"{'/'.join(step.key[1:])} fails a check: {failed}"
+    closed[step.key] = f"{'/'.join(step.key[1:])} fails the check {blocking[0].check}"
     return replace(forecast, why=f"{forecast.why}; fails a check: {failed}", results=results)
 
 

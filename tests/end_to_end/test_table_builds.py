@@ -1,6 +1,7 @@
 """Records in whole builds: rows, schema, splits, examples, ledger and shards of small tables."""
 
 import datetime as dt
+import io
 import json
 import math
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from rich.console import Console
 from tokenizers import Tokenizer
 
 from rowmill.build import steps
@@ -18,6 +20,7 @@ from rowmill.cli import main
 from rowmill.core.errors import ConfigError, ContextOverflowError, GateError, GenerationError
 from rowmill.inspection import inspect
 from rowmill.kinds.tables.partition_plan import TablePlan
+from rowmill.reports.console import render_table_plans
 from tests.end_to_end.test_table_drift import facts_of, rows_of
 from tests.support.recipes import TO_EXAMPLES, TO_ROWS, Built, Workspace, lines, tokenizer_json
 from tests.support.tables import (
@@ -92,6 +95,19 @@ def test_examples_hold_the_generation_prompt_and_are_those_of_the_plan_before_th
     lengths = Counter(len(one["input_ids"]) for one in made.examples())
     assert dict(sizes) == lengths
     assert facts["accounted"] == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"), [("tabular", "at most 3 records each"), ("grouped", "at most 3 groups each")]
+)
+def test_plan_says_what_the_cap_of_an_example_counts(tmp_path: Path, mode: str, said: str) -> None:
+    form = {**MODES[mode], "data": {**MODES[mode].get("data", {}), "max_sequences_per_example": 3}}
+    project = table(Workspace(tmp_path), as_csv(purchases(20)), form).project
+    screen = Console(file=io.StringIO(), width=200)
+    screen.print(render_table_plans(inspect.plan_tables(project)))
+
+    assert isinstance(screen.file, io.StringIO)
+    assert said in screen.file.getvalue()
 
 
 def planned(project: steps.Project) -> TablePlan:

@@ -377,7 +377,8 @@ def render_table_plans(planned: "Iterable[DatasetTablePlan]") -> RenderableType:
             lines += [head, Text(f"  ✗ {escape_control_characters(dataset_plan.overflow)}", BAD)]
             continue
         options = plan.options
-        cap = "no cap" if options["cap"] is None else f"at most {format_count(options['cap'], 'record')} each"
+        capped = "group" if plan.mode == "grouped" else "record"
+        cap = "no cap" if options["cap"] is None else f"at most {format_count(options['cap'], capped)} each"
         terms = [
             f"limit {options['limit']:,} tokens", f"prompt {options['prompt']:,}",
             f"left for records {options['records']:,}", cap,

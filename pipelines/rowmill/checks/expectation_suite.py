@@ -7,6 +7,7 @@ of difference. Rejected: the library's own pages, each of which loads fourteen e
 value if it is a NumPy number.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -80,7 +81,10 @@ def _open_facts_batch() -> Any:
     """Return the library's handle on a frame of facts; cached, because making it takes a third of a second."""
     import great_expectations as gx
 
-    context: Any = gx.get_context(mode="ephemeral")
+    with warnings.catch_warnings():
+        # Before version 1.24 it drops a temporary folder without removing it first.
+        warnings.simplefilter("ignore", ResourceWarning)
+        context: Any = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
     source: Any = context.data_sources.add_pandas("facts")
     return source.add_dataframe_asset("facts").add_batch_definition_whole_dataframe("all")

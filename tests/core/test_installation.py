@@ -52,6 +52,23 @@ def test_install_command_of_an_install_by_name_is_the_name(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
+    ("left", "command"),
+    [("pipx_metadata.json", "pipx install --force"), ("uv-receipt.toml", "uv tool install --force")],
+)
+def test_install_command_is_that_of_the_program_that_made_the_environment(
+    left: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(
+        tmp_path, "rowmill", "0.1.0", origin={"url": "file:///a/rowmill-0.1.0-py3-none-any.whl", "archive_info": {}}
+    )
+    (tmp_path / left).touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+
+    assert format_install_command("dagster") == f"{command} '/a/rowmill-0.1.0-py3-none-any.whl[dagster]'"
+
+
+@pytest.mark.parametrize(
     ("installed", "is_old"),
     [("1.36", True), ("1.35.9", True), ("1.36.1", False), ("1.36.1+local", False), ("2", False)],
 )

@@ -7,8 +7,10 @@ The metadata of installed distributions is read after an error, and when Dagster
 20 ms, which every command would pay.
 """
 
+import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -17,6 +19,9 @@ from rowmill.core.errors import MissingPackageError
 
 _EXTRAS = ("build", "dagster")
 """The extras that commands need, in the order in which they are searched."""
+
+_INSTALLERS = {"pipx_metadata.json": "pipx install --force", "uv-receipt.toml": "uv tool install --force"}
+"""Files that installers of programs leave in the environments that they make, and what installs into those again."""
 
 _DISTRIBUTIONS = {"yaml": "pyyaml"}
 """Modules whose name differs from their distribution's."""
@@ -27,7 +32,10 @@ _REQUIREMENT = re.compile(
 
 
 def format_install_command(*extras: str) -> str:
-    """Return the command that installs extras of this rowmill from where it came: a registry, a wheel or a clone."""
+    """Return the command that installs extras of this rowmill from where it came: a registry, a wheel or a clone.
+
+    It is that of the program that made the environment, as far as one leaves a file there: pip is not in all of them.
+    """
     import json
     from importlib.metadata import distributions
 
@@ -43,7 +51,8 @@ def format_install_command(*extras: str) -> str:
         vcs = origin.get("vcs_info")
         target += f" @ {url}" if vcs is None else f" @ {vcs['vcs']}+{url}@{vcs['commit_id']}"
     editable = "--editable " if origin.get("dir_info", {}).get("editable") else ""
-    return f"pip install {editable}{shlex.quote(target)}"
+    installers = (command for file, command in _INSTALLERS.items() if os.path.exists(os.path.join(sys.prefix, file)))
+    return f"{next(installers, 'pip install')} {editable}{shlex.quote(target)}"
 
 
 def explain_failure(where: str, error: BaseException) -> MissingPackageError | None:

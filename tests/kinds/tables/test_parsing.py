@@ -379,3 +379,21 @@ def test_accepted_objects_equal_those_of_the_standard_library(text: str) -> None
     for span in parsed.spans:
         if span.kind == "record" or span.reason in {"missing_column", "unknown_column", "type", "null"}:
             assert isinstance(json.loads(text[span.start : span.end]), dict)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.text(max_size=3), values, min_size=1, max_size=4), st.booleans(), st.sampled_from([None, 1]))
+def test_every_prefix_of_an_object_is_truncated_until_a_character_that_json_never_has(
+    value: dict[str, Any], is_ascii: bool, indent: int | None
+) -> None:
+    text = json.dumps(value, ensure_ascii=is_ascii, indent=indent)
+    for cut in range(text.index('"') + 1, len(text)):
+        assert classes(parse(text[:cut])) == ["truncated"]
+        assert classes(parse(f"{text[:cut]}\0")) == ["invalid_json"]
+    assert classes(parse(text))[0] not in {"truncated", "invalid_json"}

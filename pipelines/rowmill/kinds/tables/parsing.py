@@ -209,7 +209,10 @@ def _find_line_end(text: str, start: int, end: int, *, returns: bool) -> int:
 
 
 class _ObjectSyntaxScan:
-    """Syntax check of one object, token by token: where it ends or fails, or that the text ends inside it."""
+    """Syntax check of one object, token by token: where it ends or fails, or that the text ends inside it.
+
+    `docs/decisions/0047-generated-objects-are-scanned-by-token.md` says why the errors of a library do not do.
+    """
 
     def __init__(self, text: str, start: int, end: int) -> None:
         self.end = end

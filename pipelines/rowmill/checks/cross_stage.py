@@ -172,7 +172,7 @@ def _describe_stages(store: Store, ranks: Manifest, earlier: Mapping[str, Any]) 
         is_known = before.get("version") == output.version
         stages[name] = {
             "version": output.version,
-            "options_version": _read_options_version(output),
+            "options_version": output.details["options_version"],
             "counts": read_counts(output),
             "compared_with": before["compared_with"] if is_known else earlier["version"],
         }
@@ -237,25 +237,15 @@ def _measure_shrinkage(store: Store, output: Manifest, _: Comparison | None) -> 
 def _excuse_changed_options(
     store: Store, output: Manifest, published: Mapping[str, Any], value: float, what: str
 ) -> CrossStageMeasurement:
-    """Return a measurement, intended if options of the output's history differ from those of the published build."""
-    earlier = published["stages"]
-    history = (("/".join(stage.key), _read_options_version(stage)) for stage in iterate_history(store, output))
-    changed = next((name for name, own in history if _get_options_version(earlier.get(name, {})) != own), "")
+    """Return a measurement, intended if options of the output's history differ from those of the published build.
+
+    Waivers are no such options: accepting a failure of one check excuses no other.
+    """
+    earlier = {name: stage["options_version"] for name, stage in published["stages"].items()}
+    history = {"/".join(stage.key): stage.details["options_version"] for stage in iterate_history(store, output)}
+    changed = next((name for name, own in history.items() if earlier.get(name) != own), "")
     excuse = f"; the options of {changed} changed as well" if changed else ""
     return CrossStageMeasurement(value, f"{what}{excuse}", bool(changed))
-
-
-def _read_options_version(output: Manifest) -> str:
-    """Return the version of an output's options without waivers: accepting a failure of one check excuses no other.
-
-    Outputs of an earlier rowmill have only a code version, which is the same where no waiver applies.
-    """
-    return str(output.details.get("options_version", output.code_version))
-
-
-def _get_options_version(entry: Mapping[str, Any]) -> str:
-    """Return the same from an entry of `published.json`."""
-    return str(entry.get("options_version", entry.get("code_version", "")))
 
 
 def measure_shifts(store: Store, examples: Manifest, published: Mapping[str, Any]) -> list[drift.Shift] | None:

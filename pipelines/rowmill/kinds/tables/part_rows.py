@@ -41,16 +41,12 @@ from rowmill.kinds.tables.schema import ISO8601, RecordSchema, SortKey
 from rowmill.kinds.tables.serialization import read_json, refuse_constant
 from rowmill.kinds.tables.table_contract import TableContract
 from rowmill.kinds.tables.typed_cells import (
-    ABSENT,
     ColumnRoles,
     Mismatches,
     RowBuilder,
     SourceColumn,
     SourceRecords,
-    join_members,
     observe_records,
-    write_members,
-    write_strings,
 )
 from rowmill.parts.accounts import RejectLog, write_accounts
 from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_function
@@ -297,7 +293,9 @@ def _make_decoded_parts(
     made_by = (task.form.model_dump_json(), task.splits.model_dump_json(), task.contract, task.schema, task.order)
     make_rows, splitter = _open_row_builder(*made_by)
     mismatches: list[Mismatches] = [{} for _ in tasks]
-    (rows, refused), contents = make_rows(records, mismatches), hash_records(records)
+    rows, refused = make_rows(records, mismatches)
+    objects = records.read_objects()
+    contents = [hash_record(one) for one in objects]
     if task.form.is_grouped_by_file:
         rows = rows.with_columns(group_key=pl.lit(encode_basestring(task.part.url)))
     splits = _assign_splits(task, splitter, rows, contents, refused)
@@ -310,10 +308,7 @@ def _make_decoded_parts(
         times = SourceColumn(pa.array(texts, pa.large_string()), column.codes)
     prefixes: list[bytes] | None = None
     if task.hashes_prefixes:
-        shown = records.objects
-        if shown is None:
-            shown = pl.select(one.spread(one.values).alias(name) for name, one in records.columns.items()).to_dicts()
-        prefixes = [filters.hash_record_prefix(record) for record in shown]
+        prefixes = [filters.hash_record_prefix(record) for record in objects]
     parts = np.repeat(np.arange(len(tasks)), np.diff(records.borders))
     names = pl.Series([task.part.part_id for task in tasks], dtype=pl.String).gather(parts)
     numbers = pl.Series(records.numbers, dtype=pl.Int64)
@@ -383,34 +378,6 @@ def hash_record(decoded: Mapping[str, Json]) -> bytes:
             "utf-8", "surrogatepass"
         )
     return hashlib.blake2b(text, digest_size=filters.CONTENT_HASH_BYTES).digest()
-
-
-def hash_records(records: SourceRecords) -> list[bytes]:
-    """Return the content hash of each record, as `hash_record` does; equal values of a column are serialized once."""
-
-    def write(name: str, column: SourceColumn) -> pl.Expr:
-        """Return a member of each object, null where it is absent."""
-        if records.objects is None:
-            return column.spread(write_members(name, write_strings(column.values)))
-        key, options = orjson.dumps(name), orjson.OPT_SORT_KEYS
-        return column.spread(
-            [
-                None if value is ABSENT else (key + b":" + orjson.dumps(value, _tag_decimal, options)).decode()
-                for value in column.values
-            ]
-        )
-
-    count = len(records.numbers)
-    try:
-        named = sorted(records.columns, key=str.encode)
-        texts = join_members([write(name, records.columns[name]) for name in named], count)
-    except (TypeError, UnicodeEncodeError):
-        # Integers beyond 64 bits.
-        return [hash_record(record) for record in records.objects or ()]
-    written = _as_arrow(pl.select(texts).to_series())
-    borders = np.frombuffer(written.buffers()[1], np.int64)[written.offset : written.offset + count + 1].tolist()
-    content, digest_of, size = memoryview(written.buffers()[2]), hashlib.blake2b, filters.CONTENT_HASH_BYTES
-    return [digest_of(content[begin:end], digest_size=size).digest() for begin, end in pairwise(borders)]
 
 
 def _tag_decimal(value: Any) -> list[str]:

@@ -38,7 +38,6 @@ from rowmill.kinds.tables.options import RecordOptions
 from rowmill.kinds.tables.schema import MAX_DIGITS, Column, RecordSchema, SortKey, Value
 from rowmill.kinds.tables.serialization import RecordDecoder, RecordProblem, Serialiser
 from rowmill.kinds.tables.table_contract import (
-    LONGEST_NA_WORD,
     NULL,
     TIMES,
     ColumnContract,
@@ -49,10 +48,6 @@ from rowmill.kinds.tables.table_contract import (
     time_shape_of,
 )
 from rowmill.schema.rows import Rejected
-
-QUICK_DIGITS = 400
-"""Maximum length of the numbers that patterns over whole columns match."""
-
 
 ABSENT = object()
 """Placeholder in a column for records that lack it."""
@@ -138,17 +133,11 @@ class SourceRecords:
         columns = {name: SourceColumn.of_values(own) for name, own in values.items()}
         return cls(columns, range(len(objects)) if numbers is None else numbers, (0, len(objects)), objects)
 
-
-def _matches(texts: pa.LargeStringArray, pattern: str) -> NDArray[np.bool_]:
-    return pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
-
-
-def _measure_bytes(texts: pa.LargeStringArray) -> Ints:
-    return pc.binary_length(texts).to_numpy(zero_copy_only=False)
-
-
-def _replace(texts: pa.LargeStringArray, mask: NDArray[np.bool_], new: Sequence[str | None]) -> pa.LargeStringArray:
-    return pc.replace_with_mask(texts, pa.array(mask), pa.array(new, pa.large_string()))
+    def read_objects(self) -> Sequence[Mapping[str, Json]]:
+        """Return the records one by one, as they were decoded."""
+        if self.objects is not None:
+            return self.objects
+        return pl.select(one.spread(one.values).alias(name) for name, one in self.columns.items()).to_dicts()
 
 
 # ── Evidence of values ───────────────────────────────────────────────────────────────────────────────
@@ -168,7 +157,7 @@ def observe_records(records: SourceRecords) -> list[TableEvidence]:
         # The shapes of each distinct value: empty if it is not counted, as null is not, and None if it is absent.
         shapes: dict[str, Sequence[str | None]]
         if records.objects is None:
-            shapes = {"cells": name_shapes(column.values)}
+            shapes = {"cells": [shape_of(text) if text else "" for text in column.distinct]}
         else:
             texts = (value if type(value) is str else "" for value in column.values)
             shapes = {
@@ -223,73 +212,6 @@ def _find_first_places(codes: NDArray[np.int32]) -> Ints:
     first = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
     first[codes[::-1]] = places[::-1]
     return np.flatnonzero(first[codes] == places)
-
-
-def name_shapes(texts: pa.LargeStringArray) -> list[str]:
-    """Return the shape of each text, as `shape_of` does, and none for an empty one."""
-    names = np.full(len(texts), "", object)
-    left = np.flatnonzero(_measure_bytes(texts))
-    # The most common shapes by patterns, each among the texts that the ones before left; they may miss some.
-    for name in ("integer", "point", "text"):
-        if not len(left):
-            break
-        found = _find_common_shape(name, texts.take(pa.array(left)))
-        names[left[found]] = name
-        left = left[~found]
-    names[left] = [shape_of(text) for text in texts.take(pa.array(left)).to_pylist()]
-    return names.tolist()
-
-
-def _find_common_shape(name: str, texts: pa.LargeStringArray) -> NDArray[np.bool_]:
-    is_short = _measure_bytes(texts) <= QUICK_DIGITS
-    if name == "integer":
-        return _matches(texts, _INTEGER) & is_short
-    if name == "point":
-        return is_short & _matches(texts, _POINT) & ~_matches(texts, _POINT_GROUP)
-    # Codes and words: mixed letters and digits, or letters first, if not an NA word or a date. Time formats that begin
-    # with a letter begin with the name of a month.
-    has_digit = _matches(texts, "[0-9]")
-    is_code = _matches(texts, r"\A[0-9][^ \t./:-]*\z") & _matches(texts, "[A-DF-Za-df-z]")
-    is_word = _matches(texts, r"(?s)\A[A-Za-z].*[^ \t]\z") & (has_digit | (_measure_bytes(texts) > LONGEST_NA_WORD))
-    return is_code | (is_word & ~_matches(texts, r"\A[A-Za-z]{3} [0-9]"))
-
-
-_INTEGER = r"\A(?:0|-?[1-9][0-9]*)\z"
-_POINT = r"\A[+-]?(?:0|[1-9][0-9]*)\.[0-9]+\z"
-_POINT_GROUP = r"\A[+-]?[1-9][0-9]{0,2}\.[0-9]{3}\z"
-_PLAIN_NUMBERS = {
-    "integer": _INTEGER,
-    "number": r"\A(?:0|-?[1-9][0-9]*|-?(?:0|[1-9][0-9]*)\.[0-9]+)\z",
-}
-_SMALL_NUMBER = r"\A-?0\.0000[0-9]*[1-9]"
-"""Numbers that are their own JSON text, unless they are below 0.0001."""
-_NEEDS_ESCAPE = r'["\\\x00-\x1f]'
-
-
-def write_cells(column: ColumnContract, texts: pa.LargeStringArray) -> pa.LargeStringArray:
-    """Return the JSON texts of distinct cells, null for those that do not fit the contract.
-
-    Equal to what `make_cell_writer` returns for each.
-    """
-    is_absent = pc.is_in(texts, pa.array(["", *column.na], pa.large_string())).to_numpy(zero_copy_only=False)
-    if column.type in ("text", "any"):
-        return _replace(write_strings(texts), is_absent, [NULL] * int(is_absent.sum()))
-    is_other = np.ones(len(texts), bool)
-    pattern = _PLAIN_NUMBERS.get(column.type)
-    if pattern is not None and (column.type != "number" or column.decimal == "."):
-        is_plain = _matches(texts, pattern) & (_measure_bytes(texts) <= QUICK_DIGITS)
-        is_other = ~is_plain | _matches(texts, _SMALL_NUMBER) | is_absent
-    write = make_cell_writer(column.model_copy(update={"on_mismatch": "reject"}))
-    return _replace(texts, is_other, [write(text) for text in texts.filter(pa.array(is_other)).to_pylist()])
-
-
-def write_strings(texts: pa.LargeStringArray) -> pa.LargeStringArray:
-    """Return distinct texts as JSON strings."""
-    quote, nothing = pa.scalar('"', pa.large_string()), pa.scalar("", pa.large_string())
-    written = pc.binary_join_element_wise(quote, texts, quote, nothing)
-    is_other = _matches(texts, _NEEDS_ESCAPE)
-    others = texts.filter(pa.array(is_other)).to_pylist()
-    return _replace(written, is_other, [encode_basestring(text) for text in others]) if others else written
 
 
 def reject_absent(reason: str, column: str) -> Rejected:
@@ -487,7 +409,8 @@ class RowBuilder:
 
     def _read_cells(self, name: str, column: SourceColumn) -> ReadColumn:
         contract = self._columns[name]
-        texts = write_cells(contract, column.values)
+        write = make_cell_writer(contract.model_copy(update={"on_mismatch": "reject"}))
+        texts = pa.array(map(write, column.distinct), pa.large_string())
         unread = np.flatnonzero(texts.is_null().to_numpy(zero_copy_only=False)).tolist()
         texts = texts.fill_null(NULL) if unread and contract.on_mismatch == "na" else texts
         misfits = dict.fromkeys(unread, ReadValue(None, None, "type"))

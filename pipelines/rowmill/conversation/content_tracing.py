@@ -254,7 +254,10 @@ def _find_printed_nodes(tree: nodes.Template, macros: frozenset[str]) -> set[int
 
 
 class _GenerationTag(Extension):
-    """Parses `{% generation %}` as its body; which characters it marks does not matter for the text."""
+    """Parses `{% generation %}` as its body; which characters it marks does not matter for the text.
+
+    `template_engines.GenerationTag` makes a call block of it, which captures text: such a template cannot be traced.
+    """
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 reads the attribute)
 

@@ -1,11 +1,12 @@
 """A tokenizer opened as data, and its encoding of batches of texts into ids and byte positions.
 
 Two paths give the same ids. The *reference path* is the `tokenizers` library, which `transformers` itself uses. The
-*fast path* is `gigatoken`, for byte-level and SentencePiece BPE, or `fastokens`, for byte-level BPE: it encodes a batch
-into one flat buffer, and because every id stands for a known number of bytes (`vocabulary.py`), one cumulative sum
-gives the position of each token. An engine is taken only for tokenizers with which it gave the same ids and positions
-on the probe texts; they are compared again on a sample of every batch (`reference_sample.py`), and a text whose tokens
-do not add up to its bytes (a normalizer changed it) takes the reference path.
+*fast path* is `gigatoken`, for byte-level and SentencePiece BPE, or `fastokens`, for byte-level BPE whose split the
+other has no code for, such as DeepSeek's (8 times the speed of `tokenizers`) and StarCoder's (4 times): it encodes a
+batch into one flat buffer, and because every id stands for a known number of bytes (`vocabulary.py`), one cumulative
+sum gives the position of each token. An engine is taken only for tokenizers with which it gave the same ids and
+positions on the probe texts; they are compared again on a sample of every batch (`reference_sample.py`), and a text
+whose tokens do not add up to its bytes (a normalizer changed it) takes the reference path.
 
     text        "a<|im_end|>b"                       bytes  0 1          11 12
     tokens      ["a", "<|im_end|>", "b"]             ends     1          11 12

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rowmill.kinds.reading.canonicalization import open_row_reader
+from rowmill.kinds.reading.canonicalization import open_dataset_reader
 from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Recipe
 from rowmill.schema.rows import Rejected, Row
@@ -20,5 +20,5 @@ def load(form: Mapping[str, Any], *, groups: Mapping[str, Any] | None = None, **
 def read(record: Any, form: Mapping[str, Any], **groups: Any) -> Row | Rejected:
     """Read a record of which a format makes one row or one reject."""
     dataset = load(form, groups=groups).datasets["rows"]
-    [row] = open_row_reader(dataset, Path(), "rows").read(record, arrow=False)
+    [row] = open_dataset_reader(dataset, Path(), "rows").read(record, arrow=False)
     return row

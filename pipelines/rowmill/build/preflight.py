@@ -31,9 +31,9 @@ from rowmill.core.arrays import format_count
 from rowmill.core.errors import GateError, PipelineError, join_errors
 from rowmill.core.json import Json
 from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, RAW_DATASET, TOKENIZED_EXAMPLES
-from rowmill.kinds.base import RowReader
+from rowmill.kinds.base import DatasetReader
 from rowmill.kinds.catalog import KINDS
-from rowmill.kinds.reading.canonicalization import open_row_reader, remove_nulls
+from rowmill.kinds.reading.canonicalization import open_dataset_reader, remove_nulls
 from rowmill.kinds.reading.recognition import find_wrapped_records, recognise_format, write_options
 from rowmill.kinds.shared.samples import Sample
 from rowmill.kinds.text import describe_printed_chats
@@ -54,7 +54,7 @@ def _is_empty(value: Json) -> bool:
     return value is None or value in ("", [], {})
 
 
-def _changes_row(reader: RowReader, record: Mapping[str, Json], row: Row, name: str) -> bool:
+def _changes_row(reader: DatasetReader, record: Mapping[str, Json], row: Row, name: str) -> bool:
     """Return whether a record gives another row than this without a column."""
     if _is_empty(record.get(name)):
         return False
@@ -64,7 +64,7 @@ def _changes_row(reader: RowReader, record: Mapping[str, Json], row: Row, name: 
         return True
 
 
-def _read_row(reader: RowReader, record: Mapping[str, Json]) -> Row | None:
+def _read_row(reader: DatasetReader, record: Mapping[str, Json]) -> Row | None:
     """Return a record's row; None if it is rejected."""
     (row,) = reader.read(dict(record), arrow=False)
     return row if isinstance(row, Row) else None
@@ -336,7 +336,7 @@ def _note_unread_columns(trial: Project, step: Step, raw: Manifest) -> Iterator[
     options = trial.recipe.datasets[dataset]
     if options.format.WRITES_ALL_COLUMNS:
         return
-    reader = open_row_reader(options, trial.base, dataset)
+    reader = open_dataset_reader(options, trial.base, dataset)
     if reader.read_elsewhere is None:
         return
     records = _read_records(trial, raw)

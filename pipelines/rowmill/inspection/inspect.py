@@ -31,7 +31,7 @@ from rowmill.core.json import from_json
 from rowmill.core.stage_names import CANONICAL_ROWS, TOKENIZED_EXAMPLES
 from rowmill.inspection.trace import Lineage, find_lists_with, open_encoder
 from rowmill.kinds.joint_rows import DatasetAdvice, ExamplePlan, require_joint_kind
-from rowmill.kinds.reading.canonicalization import open_row_reader
+from rowmill.kinds.reading.canonicalization import open_dataset_reader
 from rowmill.parts.functions import write_table
 from rowmill.schema import manifest
 from rowmill.schema.examples import SPAN_KINDS, WEIGHT_COLUMN, count_tokens_by_weight
@@ -343,7 +343,7 @@ def _open_unread_finder(project: Project, dataset: str, part: SourcePart) -> Cal
     options = project.recipe.datasets[dataset]
     if options.format.WRITES_ALL_COLUMNS:
         return lambda _: ()
-    reader = open_row_reader(options, project.base, dataset)
+    reader = open_dataset_reader(options, project.base, dataset)
     read_elsewhere = reader.read_elsewhere
     if read_elsewhere is None or ROW_KINDS[options.row_kind].is_token_ids:
         return lambda _: ()

@@ -67,7 +67,10 @@ PAIR_SIDES = frozenset({"prompt", "response"})
 
 
 RecordReader = Callable[[Mapping[str, Json]], Row | Rejected]
-"""Reads a kind's columns into a row, without its group, order and domain; a reject is returned, or a `RejectError`."""
+"""A kind's function that reads the columns of one record into a row, without its group, order and domain.
+
+A reject is returned, or raised as a `RejectError`. A `DatasetReader` calls it, and adds what all kinds have.
+"""
 
 
 RowComparison = Callable[[Path, Store, Manifest, Manifest], Sequence[str] | None]
@@ -83,8 +86,8 @@ class NearRows:
     row_ids: tuple[str, ...]
 
 
-class RowReader(Protocol):
-    """Reads the records of one dataset, one at a time."""
+class DatasetReader(Protocol):
+    """Reads the records of one dataset, one at a time, into whole rows, and knows which columns nothing reads."""
 
     @property
     def unread_preferences(self) -> frozenset[str]:
@@ -445,7 +448,7 @@ class DatasetKind(Config):
             "choose such a kind"
         )
 
-    def open_row_reader(self, options: "DatasetOptions", base: Path, dataset: str) -> RowReader | None:
+    def open_dataset_reader(self, options: "DatasetOptions", base: Path, dataset: str) -> DatasetReader | None:
         """Return the kind's own reader of the dataset's records; None if `make_record_reader` reads one row of each."""
         return None
 

@@ -16,7 +16,7 @@ from rowmill.core.config import describe_type
 from rowmill.core.json import Json, to_json
 from rowmill.core.stage_names import CANONICAL_ROWS
 from rowmill.core.storage import Store
-from rowmill.kinds.base import ALL_GROUPS, DatasetOptions, RecordReader, RowReader, refuse_overlong_policy
+from rowmill.kinds.base import ALL_GROUPS, DatasetOptions, DatasetReader, RecordReader, refuse_overlong_policy
 from rowmill.kinds.reading.canonicalization import Canonicalizer
 from rowmill.kinds.reading.conversation_rows import (
     ConversationReader,
@@ -202,7 +202,7 @@ class Prompts(MessageColumns):
         """Read every record as a prompt."""
         return _PromptReader(self, options, dataset="")
 
-    def open_row_reader(self, options: DatasetOptions, base: Path, dataset: str) -> RowReader:
+    def open_dataset_reader(self, options: DatasetOptions, base: Path, dataset: str) -> DatasetReader:
         """Read records; one without a data source of its own has the dataset's name."""
         return Canonicalizer(
             options,

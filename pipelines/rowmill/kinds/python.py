@@ -30,7 +30,7 @@ from rowmill.conversation.options import Template
 from rowmill.core.config import describe_type
 from rowmill.core.errors import ConfigError, require_code_permission
 from rowmill.core.json import Json
-from rowmill.kinds.base import BuildContext, DatasetKind, DatasetOptions, RowReader, TokenBuilder
+from rowmill.kinds.base import BuildContext, DatasetKind, DatasetOptions, DatasetReader, TokenBuilder
 from rowmill.kinds.chat import Chat
 from rowmill.kinds.reading.canonicalization import Canonicalizer, reject_format_error, remove_nulls
 from rowmill.kinds.shared.messages import Tools, is_mapping
@@ -195,7 +195,7 @@ def open_row_format(class_name: str, arguments: Mapping[str, Any], base: Path) -
         ) from error
 
 
-class CustomRowReader:
+class CustomDatasetReader:
     """Turns records into canonical rows by a user's format class."""
 
     unread_preferences: frozenset[str] = frozenset()
@@ -340,7 +340,7 @@ class Python(DatasetKind):
         super().check_options(options)
         refuse_joined_separator(self.separate_with, options)
 
-    def open_row_reader(self, options: DatasetOptions, base: Path, dataset: str) -> RowReader:
+    def open_dataset_reader(self, options: DatasetOptions, base: Path, dataset: str) -> DatasetReader:
         """Read records with the class, which may make several rows of one record."""
         chat = Chat(
             dataset_schema="messages",
@@ -350,7 +350,7 @@ class Python(DatasetKind):
             message_flags=self.message_flags,
             domain_key=self.domain_key,
         )
-        return CustomRowReader(open_row_format(self.class_name, self.options, base), chat, options)
+        return CustomDatasetReader(open_row_format(self.class_name, self.options, base), chat, options)
 
     def open_example_builder(self, context: BuildContext[Any], base: Path) -> TokenBuilder | None:
         """Build tokens with the class, if it does not make rows."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from rowmill.core.config import describe_type
 from rowmill.core.errors import PipelineError
 from rowmill.core.json import Json, canonical_json, is_nested_deeper, to_json
-from rowmill.kinds.base import DatasetOptions, RecordReader, RowReader
+from rowmill.kinds.base import DatasetOptions, DatasetReader, RecordReader
 from rowmill.kinds.shared.filters import CONTENT_HASH_BYTES
 from rowmill.kinds.shared.messages import (
     MEDIA_COLUMNS,
@@ -224,12 +224,12 @@ class Canonicalizer:
         return replace(row, group_key=group, order_key=order, domain=domain)
 
 
-def open_row_reader(options: DatasetOptions, base: Path, dataset: str) -> RowReader:
+def open_dataset_reader(options: DatasetOptions, base: Path, dataset: str) -> DatasetReader:
     """Return the reader of a dataset's records: the kind's own, or the one that makes one row of a record.
 
     `base` is the project's folder, `dataset` the dataset's name.
     """
-    own = options.format.open_row_reader(options, base, dataset)
+    own = options.format.open_dataset_reader(options, base, dataset)
     return own or Canonicalizer(options, group_key=options.splits.group_key, order_key=options.splits.time_key)
 
 

@@ -27,7 +27,7 @@ from rowmill.kinds.reading.canonicalization import (
     hash_plain_chat,
     hash_row_content,
     list_present_columns,
-    open_row_reader,
+    open_dataset_reader,
     row_to_json,
 )
 from rowmill.kinds.shared import filters
@@ -271,7 +271,7 @@ class CanonicalInputs(PartInputs):
 def canonicalize_part(inputs: CanonicalInputs, place: PartPlace) -> PartResult:
     """Make canonical rows of some source parts; a kind may make several of one record."""
     # A user's class may keep state: every part gets a new reader.
-    reader = open_row_reader(inputs.dataset, inputs.base, inputs.dataset_name)
+    reader = open_dataset_reader(inputs.dataset, inputs.base, inputs.dataset_name)
     splitter = Splitter(inputs.dataset.splits, by_group=inputs.dataset.format.has_groups(inputs.dataset))
     log = RejectLog(CANONICAL_ROWS)
     by_prefix = inputs.dataset.filters.deduplicate == "prefix200"

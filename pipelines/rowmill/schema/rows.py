@@ -242,7 +242,7 @@ class Row:
 class PlainChat(NamedTuple):
     """A record all of whose messages are plain, and that has nothing else: no tools, template arguments or notes.
 
-    A named tuple, because one is made per record.
+    `PlainChatReader` says which records are. A named tuple, because one is made per record.
     """
 
     schema: str

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import orjson
@@ -26,6 +25,7 @@ from rowmill.core.config import describe_type
 from rowmill.core.errors import PipelineError
 from rowmill.core.json import Json, canonical_json, is_nested_deeper, to_json
 from rowmill.kinds.base import DatasetOptions, DatasetReader, RecordReader
+from rowmill.kinds.reading.conversation_rows import ConversationReader
 from rowmill.kinds.shared.filters import CONTENT_HASH_BYTES
 from rowmill.kinds.shared.messages import (
     MEDIA_COLUMNS,
@@ -61,12 +61,56 @@ from rowmill.schema.rows import (
 DEFAULT_DOMAIN = "__default__"
 
 
-@runtime_checkable
-class PlainChatReader(Protocol):
-    """A reader of records that recognizes plain chats."""
+class PlainChatReader:
+    """Says which records are plain chats, and reads them: there is nothing to do but to take their messages.
 
-    def read_plain(self, record: Mapping[str, Json]) -> PlainChat | None:
-        """Return the record's chat if it is plain; None leaves the record to the reader's `__call__`."""
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}], "id": "7"}
+
+    1. No column belongs to media, to preference data that nothing reads, to tools or to template arguments.
+    2. No column looks as if it said what trains, by its name or as a list of numbers.
+    3. The messages are found, with no system message beside them, and each has a known role and text alone, without
+       reasoning (`ConversationReader.take_plain`).
+    4. No other column belongs to the prompt.
+
+    `Canonicalizer.row` makes the same row of such a record, and notes nothing. A dataset that reads a group, an order
+    or a domain of its records, or reshapes their messages, has no plain chats.
+    """
+
+    def __init__(self, chats: ConversationReader, other_columns: frozenset[str], flag_names: frozenset[str]) -> None:
+        """Prepare for a dataset.
+
+        No plain chat has one of `other_columns`; `flag_names` are the columns that the dataset's options say are flags.
+        """
+        assert chats.detect is not None
+        self._detect = chats.detect
+        self._take_messages = chats.take_plain
+        self._other_columns = other_columns | chats.columns_beside_messages
+        self._flag_names = flag_names
+        self._seen_names: set[str] = set()
+        """Columns that do not look like flags, whatever their values."""
+
+    def read(self, record: Mapping[str, Json]) -> PlainChat | None:
+        """Return a record's chat if it is plain, else None."""
+        if not self._other_columns.isdisjoint(record):
+            return None
+        if not self._seen_names.issuperset(record):
+            self._seen_names.update(name for name in record if name not in self._flag_names and not may_be_flag(name))
+            if not self._seen_names.issuperset(record):
+                return None
+        if True in map(has_scalars, record.values()):
+            return None
+        try:
+            found = self._detect(record)
+        except RejectError:
+            return None
+        if found.system is not None or not found.messages:
+            return None
+        messages: list[Message] = []
+        if self._take_messages(found, 0, messages) < len(found.messages):
+            return None
+        if not PROMPT_COLUMNS.isdisjoint(record) and list_prompt_columns(record, found.columns):
+            return None
+        return PlainChat(found.schema, messages, found.columns)
 
 
 class Canonicalizer:
@@ -108,13 +152,10 @@ class Canonicalizer:
         self._no_flags: frozenset[str] = frozenset(
             {*self.read_elsewhere, *(name for name, meaning in flags.items() if meaning == "ignore")}
         )
-        self._seen_names: set[str] = set()
-        """Columns that do not look like flags, whatever their values."""
-        self._plain_reader: PlainChatReader | None = None
-        if isinstance(self._read, PlainChatReader) and not self._has_keys:
-            self._plain_reader = self._read
+        self._plain_chats: PlainChatReader | None = None
+        if isinstance(self._read, ConversationReader) and not (self._has_keys or self._read.reshapes):
+            self._plain_chats = PlainChatReader(self._read, self.unread_preferences | MEDIA_COLUMNS, self._flag_names)
         self._answer_paths: Sequence[str] = options.format.list_answer_paths()
-        self._never_plain: frozenset[str] = self.unread_preferences | MEDIA_COLUMNS
 
     def __call__(self, record: Json, *, arrow: bool = False) -> Row | Rejected:
         """Return the record's row, or why it has none.
@@ -135,15 +176,7 @@ class Canonicalizer:
 
     def read_plain(self, record: Mapping[str, Json]) -> PlainChat | None:
         """Return a record's chat if it is plain, so that `read` would return it and nothing else; else None."""
-        if self._plain_reader is None or not self._never_plain.isdisjoint(record):
-            return None
-        if not self._seen_names.issuperset(record):
-            self._seen_names.update(name for name in record if name not in self._flag_names and not may_be_flag(name))
-            if not self._seen_names.issuperset(record):
-                return None
-        if True in map(has_scalars, record.values()):
-            return None
-        return self._plain_reader.read_plain(record)
+        return None if self._plain_chats is None else self._plain_chats.read(record)
 
     def restore_numbers(self, record: dict[str, Json], raw: bytes) -> dict[str, Json]:
         """Return a record with the answers that are numbers as its line writes them: 3.10 and 1e3 are no floats."""

@@ -103,7 +103,6 @@ from rowmill.schema.rows import (
     REASONING_KEY,
     Message,
     ParseReport,
-    PlainChat,
     Rejected,
     Row,
     RowKind,
@@ -557,10 +556,11 @@ class ConversationReader:
 
     def __init__(self, columns: MessageColumns, options: DatasetOptions, *, text_key: str | None = None) -> None:
         self._columns = columns
-        self._detect: Callable[[Mapping[str, Json]], DetectedMessages] | None = None
+        self.detect: Callable[[Mapping[str, Json]], DetectedMessages] | None = None
+        """Finds a record's messages; None if the kind finds them itself."""
         self._single_turn = False
         if isinstance(columns, ConversationColumns):
-            self._detect = partial(detect_messages, columns=columns, text_key=text_key)
+            self.detect = partial(detect_messages, columns=columns, text_key=text_key)
             self._single_turn = columns.single_turn
         self._read_document = None if text_key is None else make_document_reader(text_key, options.filters)
         self._tally = _ConversationTally()
@@ -586,37 +586,21 @@ class ConversationReader:
         self._known = frozenset({*known, self._think_role or "assistant", FUNCTION_CALL})
         plain = {source: role for source, role in self._roles.items() if role in known and role != self._think_role}
         self._plain_roles = plain
-        reshapes = columns.system_prompt is not None or self._single_turn
+        self.reshapes: bool = columns.system_prompt is not None or self._single_turn
+        """Whether it changes the messages that it finds."""
         read = (*options.tools.tools_fields, self._kwargs_column)
-        self._read_beside_messages = None if reshapes else frozenset(name for name in read if name is not None)
+        self.columns_beside_messages: frozenset[str] = frozenset(name for name in read if name is not None)
+        """The columns of tools and of template arguments."""
 
     def __call__(self, record: Mapping[str, Json]) -> Row | Rejected:
         """Return the row of one record."""
-        assert self._detect is not None
-        found = self._detect(record)
+        assert self.detect is not None
+        found = self.detect(record)
         if found.schema == "text" and self._read_document is not None:
             return self._read_document(record)
         return self.read_conversation(record, found)
 
-    def read_plain(self, record: Mapping[str, Json]) -> PlainChat | None:
-        """Return a record's chat if there is nothing to read in it; None leaves it to `__call__`."""
-        assert self._detect is not None
-        if self._read_beside_messages is None or not self._read_beside_messages.isdisjoint(record):
-            return None
-        try:
-            found = self._detect(record)
-        except RejectError:
-            return None
-        if found.system is not None or not found.messages:
-            return None
-        messages: list[Message] = []
-        if self._take_plain(found, 0, messages) < len(found.messages):
-            return None
-        if not PROMPT_COLUMNS.isdisjoint(record) and list_prompt_columns(record, found.columns):
-            return None
-        return PlainChat(found.schema, messages, found.columns)
-
-    def _take_plain(
+    def take_plain(
         self, found: DetectedMessages, start: int, out: list[Message], *, is_reasoning_open: bool = False
     ) -> int:
         """Append the plain messages from `start` on, up to the first other one; return that one's place.
@@ -649,7 +633,7 @@ class ConversationReader:
         # One that noticed nothing is as good as new, and most rows have nothing to notice.
         tally = self._tally = _ConversationTally() if self._tally.noticed else self._tally
         row_flags: Mapping[str, Json] = {}
-        if self._detect is not None and not self._flag_names.isdisjoint(record):
+        if self.detect is not None and not self._flag_names.isdisjoint(record):
             found, row_flags = self._read_flag_columns(record, found)
         if self._columns.system_prompt is not None or found.system is not None or self._single_turn:
             found = self._reshape_messages(record, found)
@@ -682,7 +666,7 @@ class ConversationReader:
     def _read_messages(self, found: DetectedMessages) -> list[Message]:
         """Read every message; plain ones are taken as they are."""
         tally, messages, out = self._tally, found.messages, list[Message]()
-        place = self._take_plain(found, 0, out)
+        place = self.take_plain(found, 0, out)
         while place < len(messages):
             message = messages[place]
             if not is_mapping(message):
@@ -695,7 +679,7 @@ class ConversationReader:
                 read = self._read_message(piece, found)
                 if read is not None:
                     out.append(read)
-            place = self._take_plain(found, place + 1, out, is_reasoning_open=bool(tally.thoughts))
+            place = self.take_plain(found, place + 1, out, is_reasoning_open=bool(tally.thoughts))
         if tally.thoughts:
             raise RejectError("orphan_think", f"{len(tally.thoughts)} with no assistant's message after")
         if tally.noticed:

@@ -61,7 +61,10 @@ class _PlainChatRows:
 class BatchedChatPath:
     """The fast path of one dataset; learns a layout when a sequence of roles is seen for the first time.
 
-    Rows that contain one of the strings of `control` take the reference path. Examples longer than `limit` leave the
+    A row is a plain chat here if it has neither tools nor template arguments, and each of its messages a role and a
+    content alone: those of `PlainChatReader`, and others whose record had more to read. Rows that contain one of the
+    strings of `control`, or a text that the template tests for, take the reference path, as do rows whose roles have no
+    layout or whose contents it does not hold. Examples longer than `limit` leave the
     fast path (None: none does). The rows that `judge` chooses are masked on the reference path as well and compared,
     and the first ones of each sequence of roles are judged.
     """

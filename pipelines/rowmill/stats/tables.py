@@ -537,7 +537,7 @@ def record_manifest(
             # Compared as Python values: converting to Arrow would make pyarrow import pandas first, a second of work
             # that a night without changes need not do.
             stored = _read_or_remove(store, _first_file_path(table, *at))
-            if stored is not None and stored.schema.equals(schema) and stored.lines == lines:
+            if stored is not None and stored.schema.equals(schema) and stored.to_pylist() == lines:
                 continue
             try:
                 content = pa.Table.from_pylist(lines, schema=schema)
@@ -719,21 +719,12 @@ def _encode_parquet(content: pa.Table) -> bytes:
     return buffer.getvalue()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _SmallTable:
-    """A small table of the statistics as it is stored: its schema without metadata, and its lines."""
-
-    schema: pa.Schema
-    lines: list[dict[str, Any]]
-
-
-def _parse_small_table(content: bytes) -> _SmallTable:
+def _parse_small_table(content: bytes) -> pa.Table:
     with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
-        table = file.read(use_threads=False)
-    return _SmallTable(table.schema.remove_metadata(), table.to_pylist())
+        return file.read(use_threads=False)
 
 
-def _read_or_remove(store: Store, path: str) -> _SmallTable | None:
+def _read_or_remove(store: Store, path: str) -> pa.Table | None:
     """Return a small table if it exists; remove a damaged one with a warning, so that it is written again."""
     try:
         return store.recall(path, _parse_small_table)
@@ -809,7 +800,7 @@ def _append_lines(
         names.pop()
     stamp = max([time.time_ns(), *(_parse_stamp(name) + 1 for name in names)])
     dated = date(stamp)
-    stored = None if newest is None else [_leave_out(line, dated) for line in newest.lines]
+    stored = None if newest is None else [_leave_out(line, dated) for line in newest.to_pylist()]
     if stored == lines:
         return
     # Twenty digits hold every 64-bit stamp, so names sort like their stamps.

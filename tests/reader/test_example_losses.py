@@ -43,7 +43,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
             "texts.jsonl", [document(i, words=30 + i) for i in range(17)], TEXT, packing={"pack_strategy": "best_fit"}
         ),
     }
-    options: dict[str, Any] = {"mixture": {"batch_size": 6}, "partitions": {"world_size": 2, "remainder": "pad"}}
+    options: dict[str, Any] = {
+        "mixture": {"batch_size": 6, "epochs": 2},
+        "partitions": {"world_size": 2, "remainder": "pad"},
+    }
     return workspace.recipe(datasets, seq_len=256, **options).build()
 
 
@@ -82,12 +85,17 @@ def test_losses_of_all_ranks_are_those_of_the_examples(
         assert any(line["example_id"] in of_place for of_place in places)
 
 
-def test_losses_are_a_view_and_an_order_of_rows(built: Built, tmp_path: Path) -> None:
+def write_losses(built: Built, folder: Path) -> None:
+    """Write the losses of an order of two ranks."""
     for rank in range(2):
         reader = open_reader(built, rank, 2, segment_sources=True)
-        with ExampleLosses(reader, tmp_path) as kept:
+        with ExampleLosses(reader, folder) as kept:
             for batch in reader:
                 kept.add(make_losses(batch["labels"], shifted=False), batch)
+
+
+def test_losses_are_a_view_and_an_order_of_rows(built: Built, tmp_path: Path) -> None:
+    write_losses(built, tmp_path)
     wanted = expect(built, ("chats",))
     first = max(wanted, key=lambda name: wanted[name][0])
 
@@ -127,6 +135,91 @@ def test_losses_are_a_view_and_an_order_of_rows(built: Built, tmp_path: Path) ->
     shown = re.findall(r'<tr data-row="([^"]+)">.*? data-label="loss">([\d.]+)<', step)
     assert sorted(shown) == [(example.partition("#")[0], f"{loss:.3f}") for example, loss in of_step]
     assert "<h2>Loss</h2>" in ask(builds, f"/mini/rows/{first.partition('#')[0]}").text
+
+
+def test_losses_of_a_row_are_drawn_over_steps_beside_the_means_of_these_steps(built: Built, tmp_path: Path) -> None:
+    write_losses(built, tmp_path)
+    [(example, count)] = query_views(
+        built.project.store,
+        "from losses select example_id, count(*) group by all order by 2 desc, 1 limit 1",
+        losses=str(tmp_path),
+    )[1]
+    _, wanted = query_views(
+        built.project.store,
+        "select step, loss, loss - (select avg(loss) from losses as s where s.step = l.step) from losses as l "
+        f"where example_id = '{example}' order by step",
+        losses=str(tmp_path),
+    )
+    builds = Builds.of_folder(built.project.base / "configs", None, losses=str(tmp_path))
+    page = ask(builds, f"/mini/rows/{example.partition('#')[0]}").text
+    [drawing] = re.findall(r"<h2>Loss</h2>.*?(<svg.*?</svg>)", page, re.DOTALL)
+    points = re.findall(
+        rf'<a href="/mini/steps/(\d+)[^"]*"><circle [^>]*><title>{example}, (\d+): ([^<]+)</title>', drawing
+    )
+    table = re.findall(r'>(\d+)</a></td><td class="number">([\d.]+)</td><td class="number">([+-][\d.]+)<', page)
+
+    assert count > 1
+    assert points == [(str(step), str(step), f"{loss:.4g}") for step, loss, _ in wanted]
+    assert drawing.count('<path fill="none"') == 2
+    assert "<title>mean of the step</title>" in drawing
+    assert table == [(str(step), f"{loss:.4f}", f"{above:+.4f}") for step, loss, above in wanted]
+
+
+def test_a_step_is_ordered_by_each_of_its_columns(built: Built, tmp_path: Path) -> None:
+    write_losses(built, tmp_path)
+    builds = Builds.of_folder(built.project.base / "configs", None, losses=str(tmp_path))
+    page = ask(builds, "/mini/steps/1").text
+    orders = set(re.findall(r"order=(-?\w+)", page))
+
+    def list_lines(order: str) -> list[list[tuple[str, float]]]:
+        """Return each rank's lines, a row and a number of tokens or the loss."""
+        column = order.removeprefix("-")
+        shown = ask(builds, f"/mini/steps/1?order={order}").text
+        of_ranks = shown.split("<section>")[1:]
+        wanted = rf'<tr data-row="([^"]+)">.*?data-label="{column}">([\d.–]+)<'
+        return [
+            [(row, float(number)) for row, number in re.findall(wanted, rank) if number != "–"] for rank in of_ranks
+        ]
+
+    assert orders == {"-sequence", "-tokens", "-loss", "-domain", "-preview"}
+    for column in ("tokens", "loss"):
+        ascending, descending = list_lines(column), list_lines(f"-{column}")
+        assert [sorted(rank) for rank in ascending] == [sorted(rank) for rank in descending]
+        for rank in ascending:
+            assert [number for _, number in rank] == sorted(number for _, number in rank)
+            assert len(rank) > 1
+        for rank in descending:
+            assert [number for _, number in rank] == sorted((number for _, number in rank), reverse=True)
+    # A line whose neighbour is of another sequence names its own.
+    ordered = ask(builds, "/mini/steps/1?order=-loss").text
+    assert ordered.count('<tr data-row="') == len(
+        re.findall(r'<tr data-row="[^"]+"><td><a href="/mini/sequences', ordered)
+    )
+    assert 'aria-sort="descending"' in ordered
+    wrong = ask(builds, "/mini/steps/1?order=secret")
+    assert wrong.status == 404
+    assert "there are sequence, tokens, loss, domain, preview" in wrong.text
+
+
+def test_losses_are_a_column_and_an_order_of_examples_that_were_left_out(tmp_path: Path) -> None:
+    texts = [document(i, words=70 + 13 * i) for i in range(12)]
+    options: dict[str, Any] = {"mixture": {"batch_size": 4}, "partitions": {"world_size": 2, "remainder": "pad"}}
+    workspace = Workspace(tmp_path)
+    datasets = {
+        "texts": workspace.dataset("texts.jsonl", texts, TEXT, packing={"tail": "drop"}, splits={"validation": 0.3})
+    }
+    # Each split has a tail, and the validation split trains nothing.
+    built = workspace.recipe(datasets, seq_len=64, **options).build()
+    write_losses(built, tmp_path / "losses")
+    builds = Builds.of_folder(tmp_path / "configs", None, losses=str(tmp_path / "losses"))
+
+    def list_losses(order: str) -> list[str]:
+        return re.findall(r' data-label="loss">([^<]+)<', ask(builds, f"/mini/left_out?order={order}").text)
+
+    assert len(list_losses("-loss")) > 1
+    assert list_losses("-loss")[-1] == "–" != list_losses("-loss")[0]
+    assert sorted(list_losses("loss")) == sorted(list_losses("-loss"))
+    assert ask(builds, "/mini/rejects").text.count("above step") == 0
 
 
 def test_reader_without_sources_and_a_folder_without_losses_are_refused(built: Built, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ a page has them, and else those of a light background, which is readable on dark
 escaped.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from html import escape
 from itertools import pairwise
@@ -143,6 +143,49 @@ def draw_bars_svg(title: str, items: Sequence[tuple[str, float]], *, unit: str =
             _draw_text(names + length + 6, y + 12, _format_number(value), "start"),
         ]
     return _wrap_svg(width, top + line * len(items) + 6, title, parts)
+
+
+def draw_lines_svg(
+    title: str,
+    lines: Mapping[str, Sequence[tuple[int, float]]],
+    *,
+    dashed: Collection[str] = (),
+    link: Callable[[int], str] = lambda _: "",
+    width: int = 640,
+    height: int = 200,
+) -> str:
+    """Draw values over whole numbers such as steps: a line for each name, with a point for each value.
+
+    `dashed` names the lines that others are compared with; they have no points. `link` returns the address of a point.
+    """
+    places = [place for of_name in lines.values() for place in of_name]
+    xs, ys = [x for x, _ in places] or [0], [y for _, y in places] or [0.0]
+    low, high = min(0.0, *ys), max(*ys, 0.0) or 1.0
+    levels = choose_round_ticks(low, high, 4)
+    left, top, bottom = 8 + 7 * max((len(_format_number(at)) for at in levels), default=0), 34, height - 26
+    span = max(xs) - min(xs)
+
+    def locate(x: int, y: float) -> tuple[float, float]:
+        across = left + 8 + (width - left - 24) * ((x - min(xs)) / span if span else 0.5)
+        return across, bottom - (bottom - top) * (y - low) / (high - low)
+
+    drawn = [_draw_text(8, 16, title, "start")]
+    for at in levels:
+        y = locate(min(xs), at)[1]
+        drawn += [f'<path stroke="{GRID}" d="M{left} {y:.1f}H{width - 8}"/>']
+        drawn += [_draw_text(left - 5, y + 4, _format_number(at), "end")]
+    ticks = [at for at in choose_round_ticks(min(xs), max(xs), 8) if at == round(at)] or [min(xs)]
+    drawn += [_draw_text(locate(int(at), low)[0], bottom + 15, _format_number(at), "middle") for at in ticks]
+    for name, of_name in lines.items():
+        is_dashed = name in dashed
+        style = f'stroke="{INK}" stroke-dasharray="4 3" opacity=".6"' if is_dashed else f'stroke="{BAR}"'
+        points = [(x, y, *locate(x, y)) for x, y in of_name]
+        path = "L".join(f"{across:.1f} {down:.1f}" for _, _, across, down in points)
+        drawn.append(f'<path fill="none" {style} d="M{path}"><title>{escape(name)}</title></path>' if points else "")
+        for x, y, across, down in () if is_dashed else points:
+            point = f'<circle fill="{BAR}" cx="{across:.1f}" cy="{down:.1f}" r="4"><title>{escape(name)}, {x}: {y:.4g}'
+            drawn.append(link_text(f"{point}</title></circle>", link(x)))
+    return _wrap_svg(width, height, title, drawn)
 
 
 def _wrap_svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:

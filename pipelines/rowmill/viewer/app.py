@@ -130,7 +130,9 @@ def make_app(builds: Builds, *, host: str = "127.0.0.1", token: str = "") -> ASG
                 ),
                 (
                     "/{recipe}/steps/{number}",
-                    lambda build, of: pages.show_step(builds, build, of.path_params["number"]),
+                    lambda build, of: pages.show_step(
+                        builds, build, of.path_params["number"], of.query_params.get("order", "")
+                    ),
                 ),
                 *(
                     (

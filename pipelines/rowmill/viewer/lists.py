@@ -61,10 +61,9 @@ _ORDERS: Final[Mapping[ListName, Mapping[str, str]]] = {
     },
     "left_out": {
         "dataset": "r.dataset", "split": "r.split", "state": "r.state", "example": "r.example_id",
-        "tokens": "r.tokens", "of_tokens": "r.of_tokens",
+        "tokens": "r.tokens", "of_tokens": "r.of_tokens", "loss": "l.loss", "above_step": "l.above_step",
     },
 }  # fmt: skip
-_OF_ORDER_IN_EXAMPLES = ("e.", "trained_tokens", "l.")
 
 FILTERS: Final[Mapping[ListName, tuple[str, ...]]] = {
     "rows": (*_OF_ROW, *_OF_TOKENS, "removed", "role", "check", "stage"),
@@ -177,7 +176,8 @@ def read_list(
     ties = "r.example_id" if query.name == "left_out" else "r.source, r.record"
     sort = f" ORDER BY {order} {direction}, {ties}" if order else ""
     # Where tables are joined, only ids and numbers are: texts of a million rows would take most of the time and memory.
-    columns = "r.dataset, r.row_id" if joined else "r.*"
+    is_narrow = bool(joined) and query.name == "rows"
+    columns = "r.dataset, r.row_id" if is_narrow else "r.*"
     columns += ", e.original_tokens, e.tokens, e.trained_tokens" if needs_tokens else ""
     columns += ", l.loss, l.above_step" if needs_losses else ""
     sql = f"SELECT {columns} {table} {joined} {where}{sort} LIMIT {PAGE_ROWS + 1} OFFSET {query.page * PAGE_ROWS}"
@@ -188,7 +188,7 @@ def read_list(
         own, held = (joined, values) if has_tokens else ("", [])
         [[total]] = connection.execute(f"SELECT count(*) {table} {own} {where}", [*held, *of_rows.values]).fetchall()
     has_more, lines = len(lines) > PAGE_ROWS, lines[:PAGE_ROWS]
-    if joined:
+    if is_narrow:
         lines = _add_columns(connection, build, lines)
     if query.name == "rows" and not needs_tokens:
         _add_tokens(connection, build, lines)
@@ -265,6 +265,15 @@ def read_losses(connection: "duckdb.DuckDBPyConnection", row_ids: Sequence[str])
     marks = ", ".join("?" * len(row_ids)) or "NULL"
     lines = _fetch(connection, f"{_LOSSES_OF_ROWS} WHERE row_id IN ({marks}) GROUP BY row_id", list(row_ids))
     return {line["row_id"]: (line["loss"], line["above_step"]) for line in lines}
+
+
+def read_row_losses(connection: "duckdb.DuckDBPyConnection", row_id: str) -> list[dict[str, Any]]:
+    """Return the losses of a row's examples, step by step, each with the mean of all examples of its step."""
+    sql = (
+        "SELECT example_id, step, loss, tokens, (SELECT avg(loss) FROM losses AS s WHERE s.step = l.step) AS of_step "
+        "FROM losses AS l WHERE split_part(example_id, '#', 1) = ? ORDER BY step, example_id"
+    )
+    return _fetch(connection, sql, [row_id])
 
 
 def read_step_losses(connection: "duckdb.DuckDBPyConnection", step: int) -> dict[str, float]:

@@ -7,7 +7,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -142,8 +142,8 @@ def show_list(builds: Builds, build: Build, query: ListQuery, values: Mapping[st
         choices = {name: _list_choices(connection, build, query, name) for name in CHOICES[query.name]}
         reasons = _describe_reasons(connection, build, query) if query.name == "rejects" else []
         kept = {name: value for name, value in values.items() if name not in ("page", "version", "start")}
-        has_losses = bool(builds.losses) and query.name == "rows"
-        shows_domains = has_losses and page is not None and not kept
+        has_losses = bool(builds.losses) and query.name != "rejects"
+        shows_domains = has_losses and query.name == "rows" and page is not None and not kept
         losses_by_domain = lists.read_losses_by_domain(connection, build) if shows_domains else []
         if page is not None and has_losses:
             _add_losses(connection, page.lines)
@@ -253,14 +253,34 @@ def show_row(builds: Builds, build: Build, row_id: str) -> str:
             f"{row_id}: no row of this build of {build.recipe} has this id; expected a row id, <part>:<number>; search "
             "for its text, or for its file and line"
         )
-    losses: list[Any] = []
+    losses: list[dict[str, Any]] = []
     if builds.losses:
-        sql = "SELECT example_id, step, loss, tokens FROM losses WHERE split_part(example_id, '#', 1) = ? ORDER BY step"
         with builds.query_builds(build) as connection:
-            losses = connection.execute(sql, [name]).fetchall()
+            losses = lists.read_row_losses(connection, name)
     return render(
-        "row", build=build, to=links, row_id=name, views=views, losses=losses, neighbors=_find_neighbors(name)
+        "row",
+        build=build,
+        to=links,
+        row_id=name,
+        views=views,
+        losses=losses,
+        drawn=_draw_losses(losses, links) if losses else "",
+        neighbors=_find_neighbors(name),
     )
+
+
+def _draw_losses(losses: Sequence[Mapping[str, Any]], links: Links) -> Markup:
+    """Draw a row's losses: a point for each time that a step trained on it, so one for each epoch."""
+    from rowmill.reports.plots import draw_lines_svg
+
+    of_step = "mean of the step"
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for line in losses:
+        lines.setdefault(line["example_id"], []).append((line["step"], line["loss"]))
+    lines[of_step] = sorted({(line["step"], line["of_step"]) for line in losses})
+    title = f"loss by step; dashed: {of_step}"
+    link = partial(links.of, "steps")
+    return Markup(draw_lines_svg(title, lines, dashed=(of_step,), link=link))  # noqa: S704  (it escapes its values)
 
 
 def find_entry(build: Build, row_id: str) -> dict[str, Any]:
@@ -470,8 +490,17 @@ def show_sequence(build: Build, dataset: str, split: str, number: str) -> str:
     )
 
 
-def show_step(builds: Builds, build: Build, number: str) -> str:
-    """Return the page of what a step trains on, rank by rank."""
+STEP_ORDERS = ("sequence", "tokens", "loss", "domain", "preview")
+"""The columns of a step's tables, by which their lines can be ordered."""
+
+
+def show_step(builds: Builds, build: Build, number: str, order: str = "") -> str:
+    """Return the page of what a step trains on, rank by rank; ordered as the ranks read it, or by a column."""
+    column = order.removeprefix("-")
+    if order and column not in STEP_ORDERS:
+        raise ConfigError(
+            f"order={order}: no such column; there are {', '.join(STEP_ORDERS)}; name one, with - for the largest first"
+        )
     splits, ranks = build.find_output(None, TRAINING_SPLITS), build.find_output(None, GPU_PARTITIONS)
     if splits is None:
         raise ConfigError(f"{build.recipe}: the order of training is not built; a step needs one; run rowmill build")
@@ -483,17 +512,26 @@ def show_step(builds: Builds, build: Build, number: str) -> str:
         held = lists.read_segments(connection, build, [(one.dataset, one.sequence) for one in step if one.dataset])
         losses = lists.read_step_losses(connection, int(number)) if builds.losses else None
     by_rank: dict[int, list[dict[str, Any]]] = {}
+    lines: dict[int, list[dict[str, Any]]] = {}
     shares: dict[tuple[str, str], list[int]] = {}
     for one in step:
         segments = held.get((one.dataset, one.sequence), [])
         tokens = sum(segment["length"] for segment in segments)
-        by_rank.setdefault(one.rank, []).append({"one": one, "segments": segments, "tokens": tokens})
+        by_rank.setdefault(one.rank, []).append({"tokens": tokens})
+        of_rank = lines.setdefault(one.rank, [])
+        for segment in segments or [None]:
+            is_first = segment is None or segment is segments[0] or bool(order)
+            of_rank.append({"one": one, "segment": segment, "names_sequence": is_first})
         for segment in segments:
             share = shares.setdefault((one.dataset, segment["domain"] or ""), [0] * width)
             share[one.rank] += segment["length"]
+    for of_rank in lines.values() if order else ():
+        _sort_step_lines(of_rank, column, losses or {}, is_descending=order.startswith("-"))
     return render(
         "step",
         build=build,
+        order=order,
+        lines=lines,
         to=Links(build),
         step=int(number),
         steps=splits.get_counts(OrderCounts).steps,
@@ -506,6 +544,28 @@ def show_step(builds: Builds, build: Build, number: str) -> str:
         if all(name in lineage.made for lineage in build.lineages.values() for name in (TRAINING_SPLITS,))
         else "Shards changed since this order was built: run rowmill build.",
     )
+
+
+def _sort_step_lines(
+    lines: list[dict[str, Any]], column: str, losses: Mapping[str, float], *, is_descending: bool
+) -> None:
+    """Sort the segments of a rank's sequences; those without a value come last, and fillers after them."""
+
+    def read(line: Mapping[str, Any]) -> Any:
+        one, segment = line["one"], line["segment"]
+        if segment is None:
+            return None
+        values = {"sequence": (one.dataset, one.sequence), "tokens": segment["length"]}
+        if column == "loss":
+            return losses.get(segment["example_id"])
+        return values[column] if column in values else segment[column]
+
+    lines.sort(key=lambda line: line["segment"] is None)
+    known = [line for line in lines if read(line) is not None]
+    lines[:] = [
+        *sorted(known, key=read, reverse=is_descending),
+        *(line for line in lines if read(line) is None),
+    ]
 
 
 CHANGES: "Mapping[RowChange, str]" = {

@@ -98,7 +98,8 @@ def test_build_again_makes_nothing_and_proposes_commands_as_they_are_typed(
     assert "checks     every applicable check passed" in out
     proposed = out.partition("\nnext\n")[2].partition("\nreport")[0]
     commands = [line.strip() for line in proposed.splitlines() if line.startswith("    ")]
-    assert len(commands) == 4
+    assert len(commands) == 5
+    assert "rowmill view small" in commands
     assert all(command.startswith("rowmill ") for command in commands)
 
 

@@ -184,6 +184,16 @@ def test_inspection_of_a_built_project_writes_nothing(small: CliProject) -> None
     assert list_files(small.folder) == before
 
 
+@pytest.mark.slow
+def test_inspected_row_names_the_command_of_its_page_once_a_build_has_it(small: CliProject, tmp_path: Path) -> None:
+    printed = small.run("inspect", "-n", "2", "--dataset", "chats").out
+    row_ids = re.findall(r"── chats  (\S+) ──", printed)
+
+    assert len(row_ids) == 2
+    assert re.findall(r"look +(rowmill view .*)", printed) == [f"rowmill view small {row_id}" for row_id in row_ids]
+    assert "rowmill view" not in CliProject(tmp_path).write().run("inspect", "-n", "1").out
+
+
 # ── Stretches ──
 @pytest.mark.slow
 @given(st.text(max_size=60), st.lists(st.sampled_from(["trained", "context", "template"]), min_size=1, max_size=12))

@@ -19,7 +19,7 @@ from rowmill.cli.projects import (
 from rowmill.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from rowmill.cli.projects import Commands
     from rowmill.inspection.verify import StageVerification
@@ -100,14 +100,15 @@ def add_inspection_commands(commands: "Commands") -> None:
 def _run_inspect(args: argparse.Namespace) -> int:
     from rowmill.core import console as terminal
     from rowmill.inspection import inspect as inspection
+    from rowmill.inspection.trace import load_lineage, trace_sequence
     from rowmill.reports import row_view
+    from rowmill.reports.console import format_view_command
+    from rowmill.schema.rows import parse_row_id
 
     project = open_project(args)
     console = terminal.make_console()
     colours = console.is_terminal and not console.no_color
     if args.sequence is not None:
-        from rowmill.inspection.trace import trace_sequence
-
         if args.dataset is not None or args.row is not None:
             raise ConfigError(
                 f"--sequence {args.sequence} with {'--row' if args.dataset is None else '--dataset'}: a sequence names "
@@ -116,8 +117,14 @@ def _run_inspect(args: argparse.Namespace) -> int:
         trace = trace_sequence(project, args.sequence, whole=True)
         console.print(row_view.render_packed_sequence(trace, colours=colours))
         return ExitStatus.SUCCESS
+    built_parts: dict[str, Collection[str]] = {}
     for record in inspection.inspect_rows(project, count=args.n, dataset=args.dataset, row_id=args.row):
-        console.print(row_view.render_inspected_record(record, colours=colours))
+        if record.dataset not in built_parts:
+            built_parts[record.dataset] = load_lineage(project, record.dataset).parts
+        # A row that no build has read has no page.
+        is_built = parse_row_id(record.row_id)[0] in built_parts[record.dataset]
+        look = format_view_command(project, record.row_id) if is_built else ""
+        console.print(row_view.render_inspected_record(record, colours=colours, look=look))
     return ExitStatus.SUCCESS
 
 

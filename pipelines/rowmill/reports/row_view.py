@@ -62,8 +62,8 @@ MAX_SHOWN_TARGETS = 6
 # ── A record through the stages ───────────────────────────────────────────────────────────────────────────────
 
 
-def render_inspected_record(record: InspectedRecord, *, colours: bool) -> RenderableType:
-    """Show one record; without colours, trained text is in ⟦brackets⟧."""
+def render_inspected_record(record: InspectedRecord, *, colours: bool, look: str = "") -> RenderableType:
+    """Show one record; without colours, trained text is in ⟦brackets⟧. `look` is the command that shows more of it."""
     lines: list[RenderableType] = [
         Rule(Text.assemble((record.dataset, HEAD), f"  {record.row_id}"), align="left", style=DIM)
         if colours
@@ -84,6 +84,8 @@ def render_inspected_record(record: InspectedRecord, *, colours: bool) -> Render
         lines.append(label_value("also in", join_facts([f"{name}, above" for name in record.shown_above[:5]])))
     if record.not_shown:
         lines.append(label_value("also in", format_count(record.not_shown, "more example")))
+    if look:
+        lines += [Text(""), label_value("look", look, DIM)]
     return Group(*lines, Text(""))
 
 

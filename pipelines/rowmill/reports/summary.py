@@ -47,6 +47,7 @@ def summarize_recipe(project: Project, *, shown: Collection[StageKey] = ()) -> s
     arguments = _format_arguments(project)
     commands = [
         (f"rowmill inspect {arguments} -n 2", "show rows as the model sees them, trained tokens marked"),
+        (f"rowmill view {arguments}", "look at the rows behind each number, in a browser"),
         (f"rowmill stats {arguments}", "show lengths, and the effect of another seq_len"),
         (f'rowmill sql "{REJECTS_QUERY}" {arguments}', "count rejects by reason"),
         ("rowmill ui", "open this in Dagster, on http://127.0.0.1:3000"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from urllib.request import urlopen
@@ -52,19 +53,24 @@ def test_pages_import_what_they_need_and_the_first_one_nothing_of_later_ones(bui
 
 
 @pytest.mark.slow
-def test_view_begins_with_what_its_command_names(built: Built) -> None:
+def test_view_begins_with_what_its_command_names_and_ends_without_a_word_when_interrupted(built: Built) -> None:
     row_id = built.rows_of("rows", "canonical_rows", file="rows")[7]["row_id"]
     port = take_free_ports()
     command = [sys.executable, "-m", "rowmill.cli.main", "view", "mini", row_id, "--port", str(port)]
-    with subprocess.Popen(command, cwd=built.project.base, stdout=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=built.project.base, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
             with urlopen(address, timeout=60) as page:
                 shown, text = page.url, page.read().decode()
+            process.send_signal(signal.SIGINT)
+            status, said = process.wait(timeout=60), process.stderr.read() if process.stderr else ""
         finally:
             process.kill()
 
+    # Whoever interrupts a server has ended it as it is meant to end.
+    assert (status, said) == (0, "")
     assert address.startswith(f"http://127.0.0.1:{port}/mini/search?q=")
     assert f"/mini/rows/{row_id}?version=" in shown
     assert f'<article class="row-view" data-row="{row_id}"' in text

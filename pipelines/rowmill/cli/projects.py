@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
@@ -253,13 +254,15 @@ def _run_view(args: argparse.Namespace) -> int:
         # A recipe that is not valid is an error of the command, not of a page.
         builds.open_project(path.stem)
     require_free_port(args.host, args.port, "rowmill view", "stop that program, or choose another port with --port")
-    server.serve(
-        builds,
-        host=args.host,
-        port=args.port,
-        page=page,
-        announce=lambda address: print(address, flush=True),
-    )
+    # A server has no other end than that a person interrupts it.
+    with suppress(KeyboardInterrupt):
+        server.serve(
+            builds,
+            host=args.host,
+            port=args.port,
+            page=page,
+            announce=lambda address: print(address, flush=True),
+        )
     return ExitStatus.SUCCESS
 
 

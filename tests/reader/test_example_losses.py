@@ -121,7 +121,8 @@ def test_losses_are_a_view_and_an_order_of_rows(built: Built, tmp_path: Path) ->
     assert re.findall(r'<tr data-row="([^"]+)"', page)[:3] == [row_id for row_id, _ in above]
     assert f"{above[0][1]:+.3f}" in page
     domains = re.findall(
-        r'order=-loss[^"]*">(\w+)</a></td><td>(\w*)</td><td class="number">(\d+)</td><td class="number">([\d.]+)<',
+        r'">(\w+)</a></td><td>(\w*)</td><td class="number"><a href="[^"]+&amp;order=-loss[^"]*">(\d+)</a></td>'
+        r'<td class="number">([\d.]+)<',
         ask(builds, "/mini/rows").text,
     )
     means = {(name, ""): [mean for mean, _ in expect(built, (name,)).values()] for name in ("chats", "texts")}

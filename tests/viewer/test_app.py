@@ -16,6 +16,7 @@ from rowmill.reports.links import LISTS_OF_CHECKS
 from rowmill.schema.rows import parse_row_id
 from rowmill.viewer.builds import Builds
 from tests.reports.conftest import HOSTILE, make_hostile_rows
+from tests.support.cli_project import CliProject
 from tests.support.markup import Page
 from tests.support.recipes import (
     PAIR,
@@ -150,6 +151,167 @@ def test_each_count_of_the_report_leads_to_that_many_rows(built: Built, builds: 
     assert len(list_rows(builds, address.replace("&amp;", "&"))) == min(kept, 50)
     mailed = built.project.store.read("reports/mini/report.html").decode()
     assert set(re.findall(r'href="([^#"][^"]*)"', mailed)) == set(re.findall(r'href="(expectations/[^"]+)"', mailed))
+
+
+BEHIND_NO_ROWS = {
+    # No view says which messages have a role, reasoning or a call, as rows are stored without their content.
+    ("roles", "messages"), ("reasoning_and_tools", "times"),
+    # What would be packed at another length, and the length itself: nothing was built with it.
+    ("what_if", "sequences"), ("what_if", "seq_len"),
+    # What the recipe asks for.
+    ("shares", "wanted"), ("mixture", "weight"), ("mixture", "wanted_share"),
+    # Sequences that no step reads, and padding, which is of no row.
+    ("schedule", "sequences"), ("schedule", "tokens"), ("schedule", "trained_tokens"), ("ledger", "records"),
+    ("token_ledger", "tokens"),
+}  # fmt: skip
+"""Columns of numbers, by table, some of whose cells lead nowhere; seconds, versions and dates are in no table."""
+
+
+@pytest.fixture(scope="module")
+def noted(tmp_path_factory: pytest.TempPathFactory) -> Builds:
+    """Return a build of chats with tools, reasoning and control tokens in their text, in groups and two files."""
+    workspace = Workspace(tmp_path_factory.mktemp("noted"))
+    call = {"type": "function", "function": {"name": "look", "arguments": {"at": "river"}}}
+    tool = {"type": "function", "function": {"name": "look", "description": "look", "parameters": {}}}
+    odd: list[dict[str, Any]] = [
+        {"role": "user", "content": "What is <|im_end|>?"},
+        {"role": "moderator", "content": "Be kind."},
+        {"role": "assistant", "content": "<think>hm</think>Look.", "tool_calls": [call]},
+        {"role": "tool", "content": "a river", "name": "look"},
+        {"role": "assistant", "content": "A river."},
+    ]
+    rows = [chat(i, turns=1 + i % 9, words=12) | {"topic": f"t{i % 3}", "of": f"g{i % 5}"} for i in range(40)]
+    files = {
+        "a.jsonl": [*rows[:30], {"messages": odd, "tools": [tool], "topic": "t0", "of": "g0"}, {"messages": 7}],
+        "b.jsonl": [*rows[30:], rows[0]],
+    }
+    form = {"kind": "chat", "domain_key": "topic", "group_key": "of", "unknown_roles": "warn"}
+    options: dict[str, Any] = {"mixture": {"batch_size": 4, "steps": 3}, "partitions": {"world_size": 2}}
+    datasets = {"chats": workspace.files(files, form, splits={"validation": 0.2})}
+    built = workspace.recipe(datasets, seq_len=128, **options).build()
+    return Builds.of_folder(built.project.base / "configs", None)
+
+
+@pytest.fixture(scope="module")
+def linked(builds: Builds, cut: Builds, noted: Builds, small: CliProject) -> list[tuple[str, Builds]]:
+    """Return builds of most kinds of data, each with the name of its recipe."""
+    of_small = Builds.of_folder(small.folder / "configs", None)
+    return [("mini", builds), ("mini", cut), ("mini", noted), ("small", of_small)]
+
+
+def read_report_tables(page: str) -> list[tuple[str, str, str]]:
+    """Return the name, the column and the markup of each cell with a number of a report's tables."""
+    shown = re.findall(r'<p class="dim">([\w ]+)</p>\s*<div class="scroll"><table>(.*?)</table>', page, re.DOTALL)
+    shown += [("all counts", table) for table in re.findall(r"all counts by dataset</summary>(.*?)</table>", page)]
+    cells: list[tuple[str, str, str]] = []
+    for name, table in shown:
+        columns = re.findall(r"<th[^>]*>([^<]*)</th>", table)
+        for row in table.split("<tr>")[2:]:
+            values = re.findall(r"<td[^>]*>(.*?)</td>", row)
+            numbered = zip(columns, values, strict=True)
+            cells += [
+                (name.replace(" ", "_"), column.replace(" ", "_"), value)
+                for column, value in numbered
+                if re.fullmatch(r"[\d,.]+(?: %)?", re.sub(r"<[^>]+>", "", value))
+            ]
+    return cells
+
+
+@pytest.mark.slow
+def test_every_number_and_bar_of_a_report_is_a_link_but_for_those_behind_which_no_rows_are(
+    linked: list[tuple[str, Builds]],
+) -> None:
+    pages = [ask(builds, f"/{recipe}").text for recipe, builds in linked]
+    cells = [cell for page in pages for cell in read_report_tables(page)]
+    unlinked = {(table, column) for table, column, markup in cells if not markup.startswith("<a href=")}
+    bars = [bar for page in pages for bar in re.findall(r"(?:<a href=[^>]+>)?<rect[^>]*>(?:<title>|</a>)", page)]
+    headings = [one for page in pages for one in re.findall(r'<b>(\w+)</b> <span class="dim">(<a)?', page)]
+
+    assert len(cells) > 400
+    assert unlinked <= BEHIND_NO_ROWS
+    # Each exception is one.
+    assert BEHIND_NO_ROWS - unlinked == set()
+    assert len([bar for bar in bars if bar.endswith("<title>")]) > 50
+    assert [bar for bar in bars if bar.endswith("<title>") and not bar.startswith("<a")] == []
+    assert {stage for stage, link in headings if not link} <= {"raw_dataset"}
+    for page in pages:
+        assert re.findall(r"<li>(?!<a)[^<]*sequences", page) == []
+    for recipe, builds in linked:
+        reasons = ask(builds, f"/{recipe}/rejects").text.partition('<table class="list">')[0]
+        assert re.findall(r'<td class="number">(?!<a)', reasons) == []
+
+
+@pytest.mark.slow
+def test_counts_of_rows_lead_to_that_many_rows(linked: list[tuple[str, Builds]]) -> None:
+    counted = {
+        ("all_counts", "rows"), ("all_counts", "examples"), ("all_counts", "rejected"), ("schemas", "rows"),
+        ("unknown_roles", "rows"), ("largest_groups", "rows"), ("rejects", "records"), ("splits", "rows"),
+        ("domains", "examples"), ("domains", "shortened"), ("stages", "examples"), ("what_if", "examples_over"),
+        ("shares", "examples"),
+    }  # fmt: skip
+    wrong: list[str] = []
+    seen: set[tuple[str, str]] = set()
+    for recipe, builds in linked:
+        for table, column, markup in read_report_tables(ask(builds, f"/{recipe}").text):
+            if (table, column) in counted and markup.startswith("<a"):
+                [(address, number)] = re.findall(r'<a href="([^"]+)">([\d,]+)</a>', markup)
+                totals = re.findall(r'class="dim total">([\d,]+)<', ask(builds, address.replace("&amp;", "&")).text)
+                seen.add((table, column))
+                if totals != [number]:
+                    wrong.append(f"{recipe} {table} {column}: {number} leads to {totals}: {address}")
+
+    assert wrong == []
+    assert seen == counted
+
+
+def test_files_of_a_report_and_what_was_noted_lead_to_their_rows(noted: Builds) -> None:
+    addresses = set(re.findall(r'href="([^"]+)"', ask(noted, "/mini").text))
+    of_files = [address.replace("&amp;", "&") for address in sorted(addresses) if "file=" in address]
+    odd = [row for row in list_rows(noted, "/mini/rows?file=a.jsonl") if row.endswith(":30")]
+
+    assert [address.partition("file=")[2].partition("&")[0] for address in of_files] == ["a.jsonl", "b.jsonl"]
+    assert [len(list_rows(noted, address)) for address in of_files] == [31, 10]
+    for name in ("tools_present", "extracted_think_from_content"):
+        assert f"/mini/rows?dataset=chats&amp;noted={name}&amp;" in "".join(addresses)
+        assert list_rows(noted, f"/mini/rows?noted={name}") == odd
+    assert "expected one of extracted_think_from_content" in ask(noted, "/mini/rows?noted=secret").text
+
+
+@pytest.mark.slow
+def test_bars_of_lengths_and_shares_lead_to_that_many_rows(linked: list[tuple[str, Builds]]) -> None:
+    wrong: list[tuple[str, str]] = []
+    names: set[str] = set()
+    for recipe, builds in linked:
+        page = ask(builds, f"/{recipe}").text
+        for address, number in re.findall(r'<a href="([^"]+/rows[^"]+)"><rect[^>]*><title>[^<]*: ([\d,]+)<', page):
+            shown = ask(builds, address.replace("&amp;", "&")).text
+            if f'class="dim total">{number}<' not in shown:
+                wrong.append((number, address))
+            names |= set(re.findall(r"(\w+)_from=", address))
+
+    assert wrong == []
+    assert names == {"original", "share"}
+
+
+@pytest.mark.slow
+def test_bars_of_sequences_groups_and_ranks_lead_to_queries_that_name_them(noted: Builds) -> None:
+    addresses = [
+        address.replace("&amp;", "&")
+        for address in re.findall(r'<a href="(/mini/sql[^"]+)"><rect', ask(noted, "/mini").text)
+    ]
+    counts = [
+        int(number.replace(",", ""))
+        for number in re.findall(
+            r'<a href="/mini/sql[^"]+"><rect[^>]*><title>[^<]*: ([\d,]+)<', ask(noted, "/mini").text
+        )
+    ]
+    pages = [ask(noted, address).text for address in addresses]
+
+    shown = [int(re.findall(r"(\d+) rows in", page)[0]) for page in pages]
+    assert dict(zip(addresses, shown, strict=True)) == dict(zip(addresses, counts, strict=True))
+    linked = "".join(pages)
+    for pattern in (r"/mini/sequences/chats/(?:train|validation)/\d+", r"/mini/steps/\d+", r"/mini/rows/\w+:\d+"):
+        assert re.search(f'<td[^>]*>.*?<a href="{pattern}', linked), pattern
 
 
 def test_numbers_of_checks_lead_to_that_many_checks(builds: Builds) -> None:

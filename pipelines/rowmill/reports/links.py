@@ -96,6 +96,14 @@ class ReportLinks:
         """Return the address of a bar of a histogram."""
         return ""
 
+    def of_bar(self, output: "Manifest", plot: str, name: str) -> str:
+        """Return the address of a bar with a name, in a plot of an output."""
+        return ""
+
+    def of_stage(self, key: "StageKey") -> str:
+        """Return the address of the list of what a stage made."""
+        return ""
+
     def of_row(self, row_id: str) -> str:
         """Return the address of a row, or of an example."""
         return ""

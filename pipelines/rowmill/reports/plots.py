@@ -37,13 +37,22 @@ MAX_PLOTTED_BARS = 30
 
 
 def draw_plots(
-    output: Manifest, *, width: int = 640, link: Callable[[str, float, float], str] = lambda _, __, ___: ""
+    output: Manifest,
+    *,
+    width: int = 640,
+    link: Callable[[str, float, float], str] = lambda _, __, ___: "",
+    link_bar: Callable[[str, str], str] = lambda _, __: "",
 ) -> dict[str, str]:
-    """Draw what an output has to draw as SVG, by name: its tokens by class, its histograms, and some of its tables."""
+    """Draw what an output has to draw as SVG, by name: its tokens by class, its histograms, and some of its tables.
+
+    `link` returns the address of a histogram's bar, given the histogram's name and the bar's range; `link_bar` that of
+    a bar with a name, given the plot's.
+    """
     drawn: dict[str, str] = {}
     classes = sum_token_classes(output)
     if any(classes.values()):
-        drawn["token_classes"] = draw_bars_svg("Tokens by class", list(classes.items()), width=width)
+        name = "token_classes"
+        drawn[name] = draw_bars_svg("Tokens by class", list(classes.items()), width=width, link=partial(link_bar, name))
     for name, histogram in output.histograms.items():
         if sum(histogram.counts):
             drawn[name] = draw_histogram_svg(histogram, width=width, link=partial(link, name))
@@ -52,7 +61,8 @@ def draw_plots(
         if table is not None and column in table.columns and table.rows:
             at = table.columns.index(column)
             bars = [(str(row[0]), float(row[at])) for row in table.rows[:MAX_PLOTTED_BARS]]
-            drawn[name] = draw_bars_svg(f"{column.replace('_', ' ')} of {name}", bars, width=width)
+            title = f"{column.replace('_', ' ')} of {name}"
+            drawn[name] = draw_bars_svg(title, bars, width=width, link=partial(link_bar, name))
     return drawn
 
 
@@ -128,8 +138,15 @@ def _locate_value(edges: Sequence[float], value: float) -> float:
     return len(edges) - 1
 
 
-def draw_bars_svg(title: str, items: Sequence[tuple[str, float]], *, unit: str = "", width: int = 640) -> str:
-    """Draw named values as horizontal bars with their numbers at the right."""
+def draw_bars_svg(
+    title: str,
+    items: Sequence[tuple[str, float]],
+    *,
+    unit: str = "",
+    width: int = 640,
+    link: Callable[[str], str] = lambda _: "",
+) -> str:
+    """Draw named values as horizontal bars with their numbers at the right; `link` returns the address of a bar."""
     line, top, names, numbers = 20, 30, 190, 110
     highest = max((value for _, value in items), default=0) or 1
     room = width - names - numbers - 16
@@ -137,11 +154,12 @@ def draw_bars_svg(title: str, items: Sequence[tuple[str, float]], *, unit: str =
     for i, (name, value) in enumerate(items):
         y = top + i * line
         length = max(room * value / highest, 0)
-        parts += [
+        bar = (
             _draw_text(names - 6, y + 12, _shorten_label(name, 28), "end"),
             f'<rect fill="{BAR}" x="{names}" y="{y}" width="{length:.1f}" height="{line - 5}"/>',
             _draw_text(names + length + 6, y + 12, _format_number(value), "start"),
-        ]
+        )
+        parts.append(link_text("".join(bar), link(name)))
     return _wrap_svg(width, top + line * len(items) + 6, title, parts)
 
 

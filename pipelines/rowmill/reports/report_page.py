@@ -216,7 +216,7 @@ def open_templates() -> "Environment":
         "describe_output": describe_output,
         "draw_flow": flows.draw_flow_svg,
         "draw_plots": lambda output, links: plots.draw_plots(
-            output, width=PLOT_WIDTH, link=partial(links.of_bin, output)
+            output, width=PLOT_WIDTH, link=partial(links.of_bin, output), link_bar=partial(links.of_bar, output)
         ).values(),
         "link": lambda text, address: Markup(html.link_text(html.escape_text(text), address)),  # noqa: S704  (escaped)
         "partial": partial,

@@ -17,6 +17,7 @@ from rowmill.core.json import to_json
 from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, TOKENIZED_EXAMPLES
 from rowmill.schema.manifest import File
 from rowmill.viewer.builds import Build, require_kept
+from rowmill.viewer.links import NOTED_COLUMNS
 
 if TYPE_CHECKING:
     import duckdb
@@ -66,7 +67,7 @@ _ORDERS: Final[Mapping[ListName, Mapping[str, str]]] = {
 }  # fmt: skip
 
 FILTERS: Final[Mapping[ListName, tuple[str, ...]]] = {
-    "rows": (*_OF_ROW, *_OF_TOKENS, "removed", "role", "check", "stage"),
+    "rows": (*_OF_ROW, *_OF_TOKENS, "removed", "role", "noted", "check", "stage"),
     "rejects": tuple(_OF_REJECT),
     "left_out": tuple(_OF_LEFT_OUT),
 }
@@ -99,8 +100,9 @@ class ListQuery:
             )
         if not page.isdecimal() or int(page) > MAX_PAGE:
             raise ConfigError(f"page={page}: expected a number from 0 to {MAX_PAGE:,}; give one, or narrow the list")
-        if filters.get("removed", "any") not in REMOVED:
-            raise ConfigError(f"removed={filters['removed']}: expected one of {', '.join(REMOVED)}; choose one")
+        for key, allowed in (("removed", tuple(REMOVED)), ("noted", NOTED_COLUMNS)):
+            if filters.get(key, allowed[0]) not in allowed:
+                raise ConfigError(f"{key}={filters[key]}: expected one of {', '.join(allowed)}; choose one")
         return cls(name, filters, values.get("q", "").strip(), order, int(page))
 
 
@@ -155,13 +157,17 @@ def read_list(
     of_rows.restrict(build.list_versions(*stages[query.name]), build.recipe, "r")
     known = {"rows": _OF_ROW, "rejects": _OF_REJECT, "left_out": _OF_LEFT_OUT}[query.name]
     for key, value in query.filters.items():
-        if key in known:
+        if key == "file" and "/" not in value:
+            of_rows.add("parse_filename(r.source) = ?", value)
+        elif key in known:
             of_rows.add(known[key], value)
         elif key in _OF_TOKENS:
             of_rows.add(_OF_TOKENS[key], float(value))
     if role := query.filters.get("role"):
         condition = "len(r.unknown_roles) > 0" if role == "any" else "list_contains(r.unknown_roles, ?)"
         of_rows.add(condition, *([] if role == "any" else [role]))
+    if noted := query.filters.get("noted"):
+        of_rows.add(f"CAST(r.{noted} AS BIGINT) > 0")
     if removed := query.filters.get("removed"):
         of_rows.add(REMOVED[removed])
     if query.ids is not None:

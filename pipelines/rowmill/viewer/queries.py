@@ -1,6 +1,8 @@
 """The page with a text box over the views: a SELECT, its result as a table, and each row id a link."""
 
+from collections.abc import Mapping
 from contextlib import contextmanager
+from functools import partial
 from threading import Timer
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -45,7 +47,10 @@ def show_sql(builds: Builds, build: Build, sql: str) -> str:
         try:
             with builds.query_recipe(build.project, sql) as connection, _interrupt_after(connection, QUERY_TIMEOUT_S):
                 columns, rows = views.run_select(connection, sql, max_rows=MAX_ROWS + 1)
-            table = Markup(html.render_table(columns, rows[:MAX_ROWS], show=links.mention_rows))  # noqa: S704  (escaped)
+            shown = html.render_table(
+                columns, rows[:MAX_ROWS], link=partial(_link_cell, links), show=links.mention_rows
+            )
+            table = Markup(shown)  # noqa: S704  (escaped)
             cut = f"the first {MAX_ROWS:,} rows" if len(rows) > MAX_ROWS else f"{len(rows):,} rows"
             note = f"{cut} in {perf_counter() - began:.2f} s"
         except duckdb.InterruptException:
@@ -57,6 +62,15 @@ def show_sql(builds: Builds, build: Build, sql: str) -> str:
     docs = [(name, about, list(views.COLUMN_DOCS[name])) for name, about in views.VIEW_DOCS.items()]
     return pages.render("sql", build=build, to=links, sql=sql, problem=problem, table=table, note=note, docs=docs,
                         examples=(*LOSS_EXAMPLES, *EXAMPLES) if builds.losses else EXAMPLES)  # fmt: skip
+
+
+def _link_cell(links: Links, column: str, row: Mapping[str, object]) -> str:
+    """Return the address of a step or of a sequence that a query names; row ids are found in any text."""
+    if column == "step":
+        return links.of("steps", row[column])
+    if column == "sequence_id" and "dataset" in row and "split" in row:
+        return links.of_sequence(str(row["dataset"]), str(row["split"]), int(str(row[column])))
+    return ""
 
 
 @contextmanager

@@ -477,6 +477,41 @@ def test_messages_that_truncation_cut_at_a_token_show_what_they_lost(tmp_path: P
 
 
 @pytest.mark.slow
+def test_pair_shows_both_sides_with_what_truncation_removed_of_its_prompt_and_of_each_answer(tmp_path: Path) -> None:
+    prompt = [message for i in range(4) for message in chat(i, words=12)["messages"][:2]]
+    asked = [*prompt, {"role": "user", "content": "And then?"}]
+    long = {"prompt": asked, "chosen": sentence(30, 90), "rejected": sentence(60, 12)}
+    short = {"prompt": asked[-1:], "chosen": "This.", "rejected": "That."}
+    options = {"truncation": {"overlong": "truncate", "token_cut": "allow", "max_length": 80}}
+    workspace = Workspace(tmp_path).one("pairs.jsonl", [long, short], {"kind": "preference"}, **options)
+    rows = workspace.build().rows_of("rows", "canonical_rows", file="rows")
+    builds = Builds.of_folder(tmp_path / "configs", None)
+    pages = [ask(builds, f"/mini/rows/{row['row_id']}").text for row in rows]
+
+    def read_section(page: str, name: str) -> str:
+        return page.partition(f'<h2 id="{name}-1">')[2].partition("</section>")[0]
+
+    read, model = read_section(pages[0], "read"), read_section(pages[0], "model")
+    of_prompt, of_chosen, of_rejected = re.split("<h3>(?:chosen|rejected)</h3>", read)
+    [[lost], none] = (re.findall(r'<span class="lost">([^<]+)</span>', part) for part in (of_chosen, of_rejected))
+    seen = {
+        column: "".join(re.findall(r">([^<]+)</span>", part))
+        for column, part in re.findall(r"<h3>(chosen|rejected)</h3>\s*(<div.*?</div>)", model, re.DOTALL)
+    }
+
+    assert re.findall("<h3>(chosen|rejected)</h3>", read) == ["chosen", "rejected"]
+    assert of_prompt.count("removed by truncation") == len(prompt)
+    assert of_chosen.count("cut by truncation") == 1
+    assert long["chosen"].endswith(lost)
+    assert seen["chosen"].endswith(long["chosen"].removesuffix(lost))
+    assert (none, "by truncation" in of_rejected) == ([], False)
+    assert long["rejected"] in seen["rejected"]
+    assert long["rejected"] not in seen["chosen"]
+    assert "by truncation" not in pages[1]
+    assert pages[1].count('<div class="text model"') == 2
+
+
+@pytest.mark.slow
 def test_row_of_the_validation_split_is_not_said_to_be_lost(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path).one(
         "rows.jsonl", [chat(i) for i in range(30)], defaults={"splits": {"validation": 0.3}}

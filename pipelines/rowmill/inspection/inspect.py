@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -66,12 +66,25 @@ class TokenStretch(Generic[ClassT]):
 
 
 @dataclass(frozen=True, slots=True)
+class InspectedSide:
+    """An answer of a pair in its example: the row's column, its tokens with the prompt's, and what is left of its text.
+
+    `kept_texts` has text by message of the answer, from 0, and by span kind.
+    """
+
+    column: str
+    tokens: int
+    kept_texts: Mapping[int, Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
 class InspectedExample:
     """One example of a row: its lengths, what truncation removed by stage, and its text in stretches.
 
     `weights` counts trained tokens by loss weight; empty if the dataset has no weights. `removed_messages` are the
     messages of the row that truncation removed; None if they are not known, as of the pieces of a split. `kept_texts`
     has what a conversation that lost reasoning, or was cut at a token, still has: text by message and span kind.
+    `sides` are the answers of a pair, whose spans follow each other; no span is of two sides.
     """
 
     example_id: str
@@ -84,6 +97,7 @@ class InspectedExample:
     row_ids: tuple[str, ...] = ()
     removed_messages: tuple[int, ...] | None = ()
     kept_texts: Mapping[int, Mapping[str, str]] = field(default_factory=dict[int, Mapping[str, str]])
+    sides: tuple[InspectedSide, ...] = ()
 
     @property
     def stretches(self) -> tuple[TokenStretch[TokenClass], ...]:
@@ -312,10 +326,11 @@ def inspect_built_rows(
                 row = row_by_id.get(one["row_ids"][0])
                 removed = _find_removed_messages(row, one, encoder)
                 kept_texts = _read_kept_texts(row, one, removed, encoder)
+                sides = tuple(_read_sides(row, one, encoder))
                 for row_id in dict.fromkeys(one["row_ids"]):
                     if row_id in every:
                         samples.setdefault(row_id, []).append(
-                            replace(sample, removed_messages=removed, kept_texts=kept_texts)
+                            replace(sample, removed_messages=removed, kept_texts=kept_texts, sides=sides)
                         )
     unread_of = _open_unread_finder(project, dataset, part)
     for row_id in every:
@@ -368,12 +383,13 @@ def _find_removed_messages(
         return ()
     if row is None or row["messages"] is None:
         return None
+    messages: list[Message] = from_json(row["messages"])
+    # The answers of a pair, which follow its prompt, are not among the row's messages.
     texts = [
         (message, text.strip("\ufffd \t\n"))
         for message, kind, text in _decode_messages(example, encoder)
-        if kind != "tool_call"
+        if kind != "tool_call" and message < len(messages) - example["messages_removed"]
     ]
-    messages: list[Message] = from_json(row["messages"])
     contents = [" ".join(value for value in message.values() if isinstance(value, str)) for message in messages]
 
     def agrees(kept: Sequence[int]) -> bool:
@@ -398,12 +414,29 @@ def _read_kept_texts(
     return texts
 
 
-def _decode_messages(example: Mapping[str, Any], encoder: Encoder) -> Iterator[tuple[int, str, str]]:
-    """Yield the message, kind and text of each span of an example that is not the template's."""
+def _read_sides(row: Mapping[str, Any] | None, example: Mapping[str, Any], encoder: Encoder) -> Iterator[InspectedSide]:
+    """Yield the sides of a pair's example, each with what is left of its answer."""
+    if row is None or row["messages"] is None or "side_lengths" not in example:
+        return
+    prompt = len(from_json(row["messages"])) - example["messages_removed"]
+    edges = pairwise(accumulate(example["side_lengths"], initial=0))
+    for is_chosen, (begin, end) in zip(example["sides"], edges, strict=True):
+        texts: dict[int, dict[str, str]] = {}
+        for message, kind, text in _decode_messages(example, encoder, within=range(begin, end)):
+            if message >= prompt:
+                of_message = texts.setdefault(message - prompt, {})
+                of_message[kind] = of_message.get(kind, "") + text
+        yield InspectedSide("chosen" if is_chosen else "rejected", end - begin, texts)
+
+
+def _decode_messages(
+    example: Mapping[str, Any], encoder: Encoder, *, within: range | None = None
+) -> Iterator[tuple[int, str, str]]:
+    """Yield the message, kind and text of each span of an example, or of some of its tokens, but the template's."""
     ends = [*example["span_starts"][1:], len(example["input_ids"])]
     spans = zip(example["span_starts"], ends, example["span_messages"], example["span_kinds"], strict=True)
     for start, end, message, kind in spans:
-        if message >= 0 and SPAN_KINDS[kind] != "template":
+        if message >= 0 and SPAN_KINDS[kind] != "template" and (within is None or start in within):
             yield message, SPAN_KINDS[kind], encoder.decode(example["input_ids"][start:end])
 
 
@@ -474,14 +507,18 @@ def _read_example(example: Mapping[str, Any], encoder: Encoder) -> InspectedExam
         "reasoning": example["reasoning_removed"],
         "tokens": example["tokens_cut"],
     }
-    weights = example.get(WEIGHT_COLUMN, ())
+    weights, kinds = example.get(WEIGHT_COLUMN, ()), list_token_kinds(example)
     return InspectedExample(
         example_id=example["example_id"],
         original_tokens=example["original_tokens"],
         tokens=example["tokens"],
         trained_tokens=example["trained_tokens"],
         removed={stage: count for stage, count in removed.items() if count},
-        spans=tuple(split_by_class(example["input_ids"], list_token_kinds(example), encoder)),
+        spans=tuple(
+            span
+            for begin, end in pairwise(accumulate(example.get("side_lengths", [example["tokens"]]), initial=0))
+            for span in split_by_class(example["input_ids"][begin:end], kinds[begin:end], encoder)
+        ),
         weights=count_tokens_by_weight(pa.array(weights, pa.float32())) if weights else {},
         row_ids=tuple(example["row_ids"]),
         removed_messages=None if example["messages_removed"] else (),

@@ -7,6 +7,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cache, partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -323,11 +324,12 @@ def _describe_row(record: InspectedRecord, traced: RowTrace) -> dict[str, Any]:
     fields = [] if row is None else [
         (name, value) for name, value in (("text", row["text"]), ("output", row["output"]), ("record", row["record"]),
         ("tools", row["tools"]), ("template_kwargs", row["template_kwargs"])) if value is not None
-    ] + list(row_view.list_kind_fields(row))  # fmt: skip
+    ] + [one for one in row_view.list_kind_fields(row) if one[0] not in ("chosen", "rejected")]  # fmt: skip
     where = row_view.format_origin(traced.origin)
     return {
         "record": record, "trace": traced, "raw": _mark_raw(raw, record),
         "messages": _describe_messages(messages, record.samples),
+        "sides": [] if row is None else _describe_sides(row, record.samples),
         "facts": facts, "fields": fields, "where": where, "description": description, "row": row,
         "samples": [_describe_sample(sample) for sample in record.samples],
         "fate": _describe_fate(record, traced), "removed": _describe_removed(record),
@@ -363,23 +365,52 @@ def _describe_messages(
     if cut is not None and "tokens" in cut.removed:
         # A cut at a token leaves one stretch of the text.
         removed |= {*range(len(messages))} - {*range(min(cut.kept_texts), max(cut.kept_texts) + 1)}
-    described: list[dict[str, Any]] = []
-    for number, message in enumerate(messages):
-        calls = [call["function"] for call in message.get("tool_calls") or ()]
-        shown = {"role", "content", "reasoning_content", "tool_calls"}
-        others = {name: value for name, value in message.items() if name not in shown}
-        kept = None if cut is None or number in removed else cut.kept_texts.get(number)
-        content, reasoning = _mark_lost(message["content"], message.get("reasoning_content"), kept, cut)
-        described.append(
-            {
-                "number": number, "role": message["role"], "content": content, "reasoning": reasoning,
-                "is_removed": number in removed,
-                "is_cut": any(style == "lost" for style, _ in (*content, *reasoning)),
-                "calls": [(call["name"], json.dumps(call["arguments"], ensure_ascii=False)) for call in calls],
-                "others": json.dumps(others, ensure_ascii=False, default=str) if others else "",
-            }
-        )  # fmt: skip
+    return [
+        _describe_message(number, message, cut, None if cut is None else cut.kept_texts.get(number), removed)
+        for number, message in enumerate(messages)
+    ]
+
+
+def _describe_sides(
+    row: Mapping[str, Any], samples: Sequence[InspectedExample]
+) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return the answers of a pair, each with its messages and what truncation removed of them."""
+    cut = samples[0] if len(samples) == 1 and "tokens" in samples[0].removed else None
+    kept_texts = {side.column: side.kept_texts for side in cut.sides} if cut is not None else {}
+    described: list[tuple[str, list[dict[str, Any]]]] = []
+    for column in ("chosen", "rejected"):
+        if row.get(column) is None:
+            continue
+        messages, kept = from_json(row[column]), kept_texts.get(column)
+        removed = set() if kept is None else {*range(len(messages))} - kept.keys()
+        shown = [
+            _describe_message(number, message, cut, None if kept is None else kept.get(number), removed)
+            for number, message in enumerate(messages)
+        ]
+        described.append((column, shown))
     return described
+
+
+def _describe_message(
+    number: int,
+    message: Mapping[str, Any],
+    cut: InspectedExample | None,
+    kept: Mapping[str, str] | None,
+    removed: AbstractSet[int],
+) -> dict[str, Any]:
+    """Return a message, of which an example that truncation `cut` has the texts `kept`."""
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    shown = {"role", "content", "reasoning_content", "tool_calls"}
+    others = {name: value for name, value in message.items() if name not in shown}
+    kept = None if number in removed else kept
+    content, reasoning = _mark_lost(message["content"], message.get("reasoning_content"), kept, cut)
+    return {
+        "number": number, "role": message["role"], "content": content, "reasoning": reasoning,
+        "is_removed": number in removed,
+        "is_cut": any(style == "lost" for style, _ in (*content, *reasoning)),
+        "calls": [(call["name"], json.dumps(call["arguments"], ensure_ascii=False)) for call in calls],
+        "others": json.dumps(others, ensure_ascii=False, default=str) if others else "",
+    }  # fmt: skip
 
 
 def _mark_lost(
@@ -417,19 +448,27 @@ def _describe_sample(sample: InspectedExample) -> dict[str, Any]:
         f"{sample.original_tokens:,} before truncation, which removed {cut}" if cut else "",
         *(f"{count:,} with weight {weight}" for weight, count in sample.weights.items()),
     ]
-    spans, left = list[tuple[str, str, str]](), MAX_SHOWN_CHARS
-    for span in sample.spans:
-        kind, trained = span.kind
-        if left <= 0:
-            spans.append(("dim", "", " … truncated"))
-            break
-        title = f"{format_count(span.tokens, 'token')}, {kind.replace('_', ' ')}{', trained' if trained else ''}"
-        spans.append((f"{kind} trained" if trained else kind, title, clip(span.text, left)))
-        left -= len(span.text)
+    left, sides = MAX_SHOWN_CHARS, [(side.column, side.tokens) for side in sample.sides] or [("", sample.tokens)]
+    texts: list[tuple[str, list[tuple[str, str, str]]]] = []
+    unread = iter(sample.spans)
+    for column, tokens in sides:
+        shown: list[tuple[str, str, str]] = []
+        of_side = 0
+        while of_side < tokens:
+            span = next(unread)
+            of_side += span.tokens
+            kind, trained = span.kind
+            title = f"{format_count(span.tokens, 'token')}, {kind.replace('_', ' ')}{', trained' if trained else ''}"
+            if left > 0:
+                shown.append((f"{kind} trained" if trained else kind, title, clip(span.text, left)))
+                left -= len(span.text)
+            elif shown and shown[-1][0] != "dim":
+                shown.append(("dim", "", " … truncated"))
+        texts.append((column, shown))
     return {
         "sample": sample,
         "facts": join_facts(facts),
-        "spans": spans,
+        "texts": texts,
         "kinds": [kind for kind in SPAN_KINDS if any(kind == span.kind[0] for span in sample.spans)],
     }
 

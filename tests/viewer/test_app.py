@@ -544,6 +544,20 @@ def test_reject_has_its_reason_what_it_means_what_to_do_and_its_record_with_the_
     assert rejected["row_id"] in list_rows(builds, f"/mini/rejects?reason={rejected['reason']}")
 
 
+@pytest.mark.slow
+def test_reject_marks_nothing_for_what_its_record_lacks(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "look", "description": "look", "parameters": {}}}
+    call = {"type": "function", "function": {"arguments": "{}"}}
+    asked = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    built = Workspace(tmp_path).one("rows.jsonl", [chat(1), {"messages": asked, "tools": [tool]}]).build()
+    [rejected] = built.rejected_rows()
+    page = ask(Builds.of_folder(tmp_path / "configs", None), f"/mini/rows/{rejected['row_id']}").text
+
+    assert rejected["detail"] == "a call has no name"
+    assert 'class="problem"' not in page
+    assert "&#34;name&#34;: &#34;look&#34;" in page
+
+
 def test_search_leads_to_what_its_words_name(built: Built, builds: Builds) -> None:
     row_id = find_row(built)
     number = parse_row_id(row_id)[1] + 1

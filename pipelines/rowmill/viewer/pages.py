@@ -491,7 +491,9 @@ def _mark_raw(raw: str, record: InspectedRecord) -> list[tuple[str, str]]:
         elif reason == "not_utf8" and "\ufffd" in raw:
             marks.append((raw.index("\ufffd"), raw.index("\ufffd") + 1, "problem"))
         else:
-            words = [word for word in re.findall(r"[A-Za-z_][A-Za-z0-9_]+", detail) if f'"{word}"' in raw]
+            # What the record lacks may be elsewhere in it: "a call has no name", but a tool has one.
+            there = re.sub(r"\bno \w+", "", detail)
+            words = [word for word in re.findall(r"[A-Za-z_][A-Za-z0-9_]+", there) if f'"{word}"' in raw]
             if words:
                 at = raw.index(f'"{words[0]}"')
                 marks.append((at, at + len(words[0]) + 2, "problem"))

@@ -17,7 +17,7 @@ from rowmill.build import runner
 from rowmill.build.steps import Project, open_project
 from rowmill.stats.views import query_views
 from tests.reports.conftest import make_hostile_rows
-from tests.support.browser import starting_browser
+from tests.support.browser import Visitor, starting_browser
 from tests.support.dagster_server import ROOT
 from tests.support.recipes import Workspace, chat, current
 from tests.support.tiers import mark_all_but
@@ -52,37 +52,6 @@ def demo(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Project:
 def address(demo: Project) -> Generator[str]:
     with serving(demo.base, "demo") as served:
         yield served
-
-
-class Visitor:
-    """A person at a page; every error of a page, and every request that leaves it, is noted."""
-
-    def __init__(self, browser: Any, address: str, width: int = 1440, scheme: str = "light") -> None:
-        self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        self.address = address
-        self.errors: list[str] = []
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
-        self.page.on("dialog", lambda dialog: (self.errors.append(dialog.message), dialog.dismiss()))
-        self.page.on("request", lambda one: None if one.url.startswith(address) else self.errors.append(one.url))
-
-    def go(self, path: str) -> Any:
-        self.page.goto(f"{self.address}{path}")
-        return self.page
-
-    def search(self, text: str) -> None:
-        self.page.keyboard.press("/")
-        self.page.locator("#search").fill(text)
-        with self.page.expect_navigation():
-            self.page.keyboard.press("Enter")
-
-    def follow(self, link: Any) -> None:
-        """Click on what leads to another page, and wait for that page: a click ends before the browser has left."""
-        with self.page.expect_navigation():
-            link.click()
-
-    def read_rows(self) -> list[str]:
-        return list(self.page.locator("tr[data-row]").evaluate_all("rows => rows.map(row => row.dataset.row)"))
 
 
 @pytest.fixture

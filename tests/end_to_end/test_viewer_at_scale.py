@@ -1,16 +1,19 @@
 """The viewer over a million rows, and while builds and `rowmill gc` go on."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
+from time import perf_counter
 from urllib.request import urlopen
 
 import pytest
 
 from rowmill.build.gc import collect_garbage
 from rowmill.viewer.builds import Builds
+from tests.support.browser import Visitor, starting_browser
 from tests.support.million_rows import BROKEN_FILE, BROKEN_LINE, FILES, NEW_ROWS, WORLD_SIZE, build_million_rows
 from tests.support.recipes import Workspace, chat
 from tests.support.viewer import ask, serving
@@ -79,6 +82,64 @@ def test_five_questions_are_answered_over_a_million_rows(folder: Path) -> None:
     assert len(list_rows(found)) > 0
     print(f"{peak} MB at most")
     assert peak < MAX_PEAK_MB
+
+
+MAX_QUESTION_S = 10.0
+
+
+@pytest.mark.campaign
+@pytest.mark.browser
+@pytest.mark.timeout(1_800)
+def test_five_questions_are_answered_by_clicking_over_a_million_rows(folder: Path) -> None:
+    seconds: dict[str, float] = {}
+    with starting_browser() as browser, serving(folder, "mini") as address:
+        visitor = Visitor(browser, address, timeout_s=120)
+        page = visitor.page
+
+        @contextmanager
+        def asking(question: str) -> Generator[None]:
+            visitor.go("/")
+            began = perf_counter()
+            yield
+            seconds[question] = perf_counter() - began
+
+        with asking("Which rows did this check fail on, and what do they look like?"):
+            visitor.follow(page.get_by_role("link", name="end_to_end_loss"))
+            failed = visitor.read_rows()
+            visitor.follow(page.locator("tr[data-row] a").first)
+            assert page.locator("article.row-view").get_attribute("data-row") == failed[0]
+            assert page.locator(".lost").count() > 0
+        with asking("Why is line 78 of this file not in the training data?"):
+            visitor.follow(page.get_by_role("link", name="mini", exact=True))
+            visitor.search(f"{BROKEN_FILE}:{BROKEN_LINE}")
+            said = page.locator("main").inner_text()
+            assert "Not in the training data" in said
+            assert "invalid_json" in said
+        with asking("What did step 1,204 train on, rank 3?"):
+            visitor.follow(page.get_by_role("link", name="mini", exact=True))
+            visitor.search(f"step {STEP:,} rank 3")
+            assert page.url.endswith("#rank-3")
+            assert page.locator("#rank-3").is_visible()
+            visitor.follow(page.locator("section", has=page.locator("#rank-3")).locator("tr[data-row] a").last)
+            assert page.get_by_role("link", name=f"step {STEP}, rank 3").count() > 0
+        with asking("Which rows did truncation hurt most, and what did they lose?"):
+            visitor.follow(page.get_by_role("link", name="mini", exact=True))
+            visitor.follow(page.locator("#flow svg a", has_text="truncated").first)
+            removed = [int(text) for text in page.locator("td[data-label=removed]").all_inner_texts()]
+            assert removed == sorted(removed, reverse=True)
+            visitor.follow(page.locator("tr[data-row] a").first)
+            assert f"truncation removed {removed[0]}" in page.locator(".verdict-line").inner_text()
+            assert page.locator(".lost").count() > 0
+        with asking("What came in since last night?"):
+            visitor.follow(page.get_by_role("link", name="mini", exact=True))
+            visitor.follow(page.get_by_role("link", name="Since the last build", exact=True))
+            assert f"texts: {NEW_ROWS} rows came" in page.locator("main").inner_text()
+            visitor.follow(page.locator("tr[data-row] a").first)
+            assert "texts-99.jsonl:1" in page.locator("main").inner_text()
+        assert visitor.errors == []
+
+    print({question: round(taken, 2) for question, taken in seconds.items()})
+    assert max(seconds.values()) < MAX_QUESTION_S
 
 
 @pytest.mark.slow

@@ -30,8 +30,11 @@ def starting_browser() -> Generator[Any]:
 class Visitor:
     """A person at a page; every error of a page, and every request that leaves it, is noted."""
 
-    def __init__(self, browser: Any, address: str, width: int = 1440, scheme: str = "light") -> None:
+    def __init__(
+        self, browser: Any, address: str, width: int = 1440, scheme: str = "light", timeout_s: int = 30
+    ) -> None:
         self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.page.set_default_timeout(1_000 * timeout_s)
         self.address = address
         self.errors: list[str] = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.support.recipes import TEXT, Built, Workspace, sentence
+from tests.support.recipes import LENIENT, TEXT, Built, Workspace, sentence
 
 FILES = 10
 ROWS_PER_FILE = 100_000
@@ -20,6 +20,8 @@ OPTIONS: dict[str, Any] = {
     "seq_len": 128,
     "mixture": {"batch_size": 64},
     "partitions": {"world_size": WORLD_SIZE, "layout": "index"},
+    # Warns of what truncation removes of the long rows.
+    "gates": LENIENT | {"end_to_end_loss": {"at_most": 0.004, "severity": "warn"}},
 }
 
 

@@ -477,6 +477,27 @@ def test_messages_that_truncation_cut_at_a_token_show_what_they_lost(tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("column", "side"), [("text", None), ("output", "right"), ("text", "left")])
+def test_text_shows_what_truncation_cut_of_it(column: str, side: str | None, tmp_path: Path) -> None:
+    prompt, answer = ("Why?", sentence(3, 300)) if column == "output" else (sentence(3, 300), "So.")
+    record = document(1, words=300) if side is None else {"prompt": prompt, "answer": answer}
+    short = document(2, words=5) if side is None else {"prompt": "Why?", "answer": "So."}
+    options = {"overlong": "truncate", "max_length": 40} | ({} if side is None else {"truncate_side": side})
+    form = TEXT if side is None else PAIR
+    workspace = Workspace(tmp_path).one("rows.jsonl", [record, short], form, truncation=options)
+    rows = workspace.build().rows_of("rows", "canonical_rows", file="rows")
+    pages = [ask(Builds.of_folder(tmp_path / "configs", None), f"/mini/rows/{row['row_id']}").text for row in rows]
+    [shown] = re.findall(rf"<h3>{column}</h3><div class=\"text\">(.*?)</div>", pages[0], re.DOTALL)
+    [lost] = re.findall(r'<span class="lost">([^<]+)</span>', shown)
+    kept = re.sub(r'<span class="lost">[^<]+</span>', "", shown)
+
+    assert (lost + kept if side == "left" else kept + lost) == rows[0][column]
+    assert kept.strip() in Page(pages[0]).words.partition("What the model sees")[2]
+    assert kept.strip()
+    assert 'class="lost"' not in pages[1]
+
+
+@pytest.mark.slow
 def test_pair_shows_both_sides_with_what_truncation_removed_of_its_prompt_and_of_each_answer(tmp_path: Path) -> None:
     prompt = [message for i in range(4) for message in chat(i, words=12)["messages"][:2]]
     asked = [*prompt, {"role": "user", "content": "And then?"}]

@@ -322,9 +322,10 @@ def _describe_row(record: InspectedRecord, traced: RowTrace) -> dict[str, Any]:
     messages = [] if row is None or row["messages"] is None else from_json(row["messages"])
     facts = row_view.format_parse_report(row) if row is not None else ""
     fields = [] if row is None else [
-        (name, value) for name, value in (("text", row["text"]), ("output", row["output"]), ("record", row["record"]),
-        ("tools", row["tools"]), ("template_kwargs", row["template_kwargs"])) if value is not None
-    ] + [one for one in row_view.list_kind_fields(row) if one[0] not in ("chosen", "rejected")]  # fmt: skip
+        *((name, _mark_lost_text(name, row[name], record.samples)) for name in ("text", "output") if row[name]),
+        *((name, [("", row[name])]) for name in ("record", "tools", "template_kwargs") if row[name] is not None),
+        *((name, [("", text)]) for name, text in row_view.list_kind_fields(row) if name not in ("chosen", "rejected")),
+    ]  # fmt: skip
     where = row_view.format_origin(traced.origin)
     return {
         "record": record, "trace": traced, "raw": _mark_raw(raw, record),
@@ -428,6 +429,18 @@ def _mark_lost(
     if not reasoning or not (of_reasoning or "reasoning" in cut.removed or len(pieces) > 1):
         return pieces, whole[1]
     return pieces, _split_at_kept(reasoning, of_reasoning)
+
+
+_TEXT_KINDS: Mapping[str, tuple[str, ...]] = {"text": ("record", "prompt"), "output": ("assistant",)}
+"""The kinds of the spans that a column of a text, or of a prompt and its response, becomes."""
+
+
+def _mark_lost_text(column: str, text: str, samples: Sequence[InspectedExample]) -> list[tuple[str, str]]:
+    """Return a text as pieces of a style: `lost` for what its example lacks since truncation cut it at a token."""
+    if len(samples) != 1 or "tokens" not in samples[0].removed:
+        return [("", text)]
+    kept = "".join(span.text for span in samples[0].spans if span.kind[0] in _TEXT_KINDS[column])
+    return _split_at_kept(text, kept)
 
 
 def _split_at_kept(text: str, kept: str) -> list[tuple[str, str]]:

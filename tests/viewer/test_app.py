@@ -225,7 +225,9 @@ def test_every_number_and_bar_of_a_report_is_a_link_but_for_those_behind_which_n
     cells = [cell for page in pages for cell in read_report_tables(page)]
     unlinked = {(table, column) for table, column, markup in cells if not markup.startswith("<a href=")}
     bars = [bar for page in pages for bar in re.findall(r"(?:<a href=[^>]+>)?<rect[^>]*>(?:<title>|</a>)", page)]
-    headings = [one for page in pages for one in re.findall(r'<b>(\w+)</b> <span class="dim">(<a)?', page)]
+    headings = [
+        one for page in pages for one in re.findall(r"<b>(\w+)</b> <span[^\n]+</summary>\s+<p[^>]*>(<a)?", page)
+    ]
 
     assert len(cells) > 400
     assert unlinked <= BEHIND_NO_ROWS
@@ -233,6 +235,7 @@ def test_every_number_and_bar_of_a_report_is_a_link_but_for_those_behind_which_n
     assert BEHIND_NO_ROWS - unlinked == set()
     assert len([bar for bar in bars if bar.endswith("<title>")]) > 50
     assert [bar for bar in bars if bar.endswith("<title>") and not bar.startswith("<a")] == []
+    assert len(headings) > 20
     assert {stage for stage, link in headings if not link} <= {"raw_dataset"}
     for page in pages:
         assert re.findall(r"<li>(?!<a)[^<]*sequences", page) == []

@@ -13,7 +13,10 @@ from rowmill.core.console import render_text
 from rowmill.inspection import inspect, trace
 from rowmill.reports import report_page, row_view
 from rowmill.reports.links import LISTS_OF_CHECKS
+from rowmill.schema.indexed_shards import read_sequences
 from rowmill.schema.rows import parse_row_id
+from rowmill.schema.shard_counts import ShardDetails
+from rowmill.stages.inputs import load_order
 from rowmill.viewer.builds import Builds
 from tests.reports.conftest import HOSTILE, make_hostile_rows
 from tests.support.cli_project import CliProject
@@ -160,8 +163,7 @@ BEHIND_NO_ROWS = {
     ("what_if", "sequences"), ("what_if", "seq_len"),
     # What the recipe asks for.
     ("shares", "wanted"), ("mixture", "weight"), ("mixture", "wanted_share"),
-    # Sequences that no step reads, and padding, which is of no row.
-    ("schedule", "sequences"), ("schedule", "tokens"), ("schedule", "trained_tokens"), ("ledger", "records"),
+    # Padding, which is of no row.
     ("token_ledger", "tokens"),
 }  # fmt: skip
 """Columns of numbers, by table, some of whose cells lead nowhere; seconds, versions and dates are in no table."""
@@ -294,6 +296,36 @@ def test_bars_of_lengths_and_shares_lead_to_that_many_rows(linked: list[tuple[st
 
     assert wrong == []
     assert names == {"original", "share"}
+
+
+@pytest.mark.slow
+def test_sequences_that_no_step_reads_lead_to_their_examples(noted: Builds) -> None:
+    page = ask(noted, "/mini").text
+    addresses = {address.replace("&amp;", "&") for address in re.findall(r'href="([^"]+state=in_no_step[^"]*)"', page)}
+    build = noted.open_build("mini")
+    order = build.find_output(None, "training_splits")
+    packed = build.find_output("chats", "packed_shards")
+    assert order is not None
+    assert packed is not None
+    read = {line["sequence_id"] for line in load_order(build.project.store, order).to_pylist() if not line["filler"]}
+    shards = [
+        part for part in packed.parts if "shard" in part.files and part.get_details(ShardDetails).split == "train"
+    ]
+    rows = [row for part in shards for row in read_sequences(build.project.store, part.files["shard"]).to_pylist()]
+    unread = [name for number, row in enumerate(rows) if number not in read for name in row["example_ids"]]
+
+    assert len(read) < len(rows)
+    assert {address.partition("&version")[0] for address in addresses} == {
+        "/mini/left_out?dataset=chats&state=in_no_step", "/mini/left_out?state=in_no_step",
+    }  # fmt: skip
+    for address in addresses:
+        shown = ask(noted, address).text
+        assert f'class="dim total">{len(unread)}<' in shown
+        assert set(re.findall(r">([0-9a-f]{16}:\d+#\d+)</a>", shown)) <= set(unread)
+        assert re.findall(r"<option selected>([^<]+)</option>", shown)[-1] == "in_no_step"
+    ordered = re.findall(r'data-label="of tokens">([\d,]+)<', ask(noted, f"{address}&order=-tokens").text)
+    assert [int(number) for number in ordered] == sorted((int(number) for number in ordered), reverse=True)
+    assert ask(noted, f"/mini/rows/{unread[0].partition('#')[0]}").text.count("In a sequence that no step reads") == 1
 
 
 @pytest.mark.slow

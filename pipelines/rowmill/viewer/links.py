@@ -22,7 +22,9 @@ NOTED_COLUMNS: Final = (
 """The columns of the view `rows` that say what was noted as a row was read."""
 
 STATES_OF_SEQUENCES: Final = frozenset({"not_scheduled", "remainder"})
-"""States of sequences that no step reads; no view says which they are, so their counts lead nowhere."""
+"""States of sequences that no step reads."""
+IN_NO_STEP: Final = "in_no_step"
+"""The state, in the list of what is left out, of examples in such sequences."""
 
 
 class Links(PageLinks):
@@ -42,7 +44,7 @@ class Links(PageLinks):
         if name.startswith("sequences of") or name in ("step", "steps", "rank", "ranks"):
             return self.of("steps", 0)
         if name == "checks":
-            of_dataset = f"dataset = {_quote(dataset)} and " if dataset else ""
+            of_dataset = f"dataset = {quote_text(dataset)} and " if dataset else ""
             columns = "dataset, stage, check_name, severity, value, bound"
             return self.of("sql", q=f"from check_results select {columns} where {of_dataset}passed order by all")
         if name in ("rejected", "left out"):
@@ -66,7 +68,7 @@ class Links(PageLinks):
             return self.of("rows", dataset=dataset, split=branch.name.removesuffix(" split"))
         state = branch.name.replace(" ", "_")
         if state in STATES_OF_SEQUENCES:
-            return ""
+            return self.of("left_out", dataset=dataset, state=IN_NO_STEP)
         if state in UNUSED_STATES or branch.name == "dropped by packing":
             return self.of("left_out", dataset=dataset, state=state if state in UNUSED_STATES else None)
         if branch.kind == "rejected":
@@ -87,7 +89,7 @@ class Links(PageLinks):
             # A sequence that is full is in the last bin.
             below = "" if upper >= 1 else f" and fill < {upper:g}"
             columns = "dataset, split, sequence_id, tokens, trained_tokens, fill"
-            where = f"dataset = {_quote(dataset)} and fill >= {lower:g}{below}"
+            where = f"dataset = {quote_text(dataset)} and fill >= {lower:g}{below}"
             return self.of("sql", q=f"from sequences select {columns} where {where} order by fill, split, sequence_id")
         if histogram == "rank_load":
             # Its last bar has the highest load.
@@ -98,7 +100,7 @@ class Links(PageLinks):
         if histogram == "group_sizes":
             size = f"count(*) >= {lower:g} and count(*) < {upper:g}"
             columns = "group_key, count(*) as rows, string_agg(row_id, ' ') as row_ids"
-            where = f"dataset = {_quote(dataset)} and group_key is not null"
+            where = f"dataset = {quote_text(dataset)} and group_key is not null"
             query = f"from rows select {columns} where {where} group by group_key having {size} order by rows desc, 1"
             return self.of("sql", q=query)
         return ""
@@ -174,7 +176,7 @@ class Links(PageLinks):
             return ""
         if stage == TRAINING_SPLITS:
             # Its records are sequences.
-            return self.of("steps", 0) if state == KEPT else ""
+            return self.of("steps", 0) if state == KEPT else self.of("left_out", state=IN_NO_STEP)
         if state == KEPT:
             return self.of("rows", dataset=dataset, **({} if stage == CANONICAL_ROWS else WITH_EXAMPLE))
         if reason:
@@ -183,8 +185,10 @@ class Links(PageLinks):
 
     def _of_split_cell(self, dataset: str | None, split: str, column: str, row: Mapping[str, object]) -> str:
         """Return the address of a cell of a table with a line for each dataset, or for each split of one."""
-        if row.get("state") in STATES_OF_SEQUENCES or column in ("weight", "wanted", "wanted_share"):
+        if column in ("weight", "wanted", "wanted_share"):
             return ""
+        if row.get("state") in STATES_OF_SEQUENCES and column != "dataset":
+            return self.of("left_out", dataset=dataset, state=IN_NO_STEP)
         if column == "dataset":
             return self.of("rows", dataset=dataset)
         if column in ("sequences", "segments_each", "fill", "state", "passes"):
@@ -193,6 +197,6 @@ class Links(PageLinks):
         return self.of("rows", dataset=dataset, split=split, order=order, **WITH_EXAMPLE)
 
 
-def _quote(text: str) -> str:
+def quote_text(text: str) -> str:
     """Return a text as a literal of SQL."""
     return "'" + text.replace("'", "''") + "'"

@@ -14,10 +14,11 @@ import pyarrow.compute as pc
 
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import to_json
-from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, TOKENIZED_EXAMPLES
+from rowmill.core.stage_names import CANONICAL_ROWS, PACKED_SHARDS, TOKENIZED_EXAMPLES, TRAINING_SPLITS
 from rowmill.schema.manifest import File
+from rowmill.stages.inputs import load_order
 from rowmill.viewer.builds import Build, require_kept
-from rowmill.viewer.links import NOTED_COLUMNS
+from rowmill.viewer.links import IN_NO_STEP, NOTED_COLUMNS, quote_text
 
 if TYPE_CHECKING:
     import duckdb
@@ -178,6 +179,8 @@ def read_list(
     if needs_losses:
         joined += f" LEFT JOIN ({_LOSSES_OF_ROWS} GROUP BY row_id) AS l USING (row_id)"
     table, where = f"FROM history.{query.name} AS r", f"WHERE {' AND '.join(of_rows.where)}"
+    if query.name == "left_out" and query.filters.get("state") == IN_NO_STEP:
+        table = _select_unread_segments(connection, build)
     direction = "DESC NULLS LAST" if query.order.startswith("-") else "ASC NULLS LAST"
     ties = "r.example_id" if query.name == "left_out" else "r.source, r.record"
     sort = f" ORDER BY {order} {direction}, {ties}" if order else ""
@@ -200,6 +203,24 @@ def read_list(
         _add_tokens(connection, build, lines)
     require_kept(build)
     return ListPage(lines, total, has_more)
+
+
+def _select_unread_segments(connection: "duckdb.DuckDBPyConnection", build: Build) -> str:
+    """Return a table as SQL: segments of sequences that no step reads, with the columns of what is left out."""
+    splits = build.find_output(None, TRAINING_SPLITS)
+    if splits is None:
+        raise ConfigError(f"{build.recipe}: the order of training is not built; run rowmill build {build.recipe}")
+    connection.register("training_order", load_order(build.project.store, splits, ("dataset", "sequence_id")))
+    numbers = ", ".join(f"({number}, {quote_text(name)})" for number, name in enumerate(splits.card["datasets"]))
+    placed = (
+        "SELECT name AS dataset, sequence_id FROM training_order AS o JOIN "
+        f"(VALUES {numbers}) AS n(number, name) ON o.dataset = n.number"
+    )
+    columns = "t.recipe, t.dataset, t.version, t.split, t.example_id, t.row_id, t.length AS tokens"
+    return (
+        f"FROM (SELECT {columns}, t.length AS of_tokens, '{IN_NO_STEP}' AS state, '' AS reason FROM history.segments "
+        f"AS t ANTI JOIN ({placed}) AS p USING (dataset, sequence_id) WHERE t.split = 'train') AS r"
+    )
 
 
 def _add_columns(

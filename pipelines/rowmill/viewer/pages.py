@@ -31,7 +31,7 @@ from rowmill.schema.rank_counts import RankCounts
 from rowmill.schema.rows import HELD_OUT, is_row_id, parse_row_id
 from rowmill.viewer import lists
 from rowmill.viewer.builds import Build, Builds
-from rowmill.viewer.links import Links
+from rowmill.viewer.links import IN_NO_STEP, STATES_OF_SEQUENCES, Links
 from rowmill.viewer.lists import ListQuery
 
 if TYPE_CHECKING:
@@ -169,6 +169,9 @@ def _list_choices(connection: "duckdb.DuckDBPyConnection", build: Build, query: 
         values = files[: lists.MAX_CHOICES] if len(files) > 1 else []
     else:
         values = [value for value, _ in lists.count_values(connection, build, query, name)]
+        splits = build.find_output(None, TRAINING_SPLITS) if name == "state" else None
+        if splits is not None and any(state in STATES_OF_SEQUENCES and count for state, _, count in splits.ledger):
+            values.append(IN_NO_STEP)
     chosen = query.filters.get(name)
     return values if chosen is None or chosen in values else [chosen, *values]
 

@@ -254,8 +254,14 @@ def test_numbers_of_a_list_are_seen_on_a_narrow_screen_without_scrolling(browser
     begins = first.locator(".text-cell").bounding_box()
     one.go("/demo/steps/3")
     of_step = page.locator("tr[data-row] .text-cell").first.bounding_box()
+    one.go("/demo/rejects")
+    scrolled = "box => box.scrollWidth - box.clientWidth"
+    overflow = [page.locator(".scroll", has=page.locator("table.wraps")).evaluate(scrolled)]
+    one.follow(one.go(DETAILS[0]).locator("tr[data-row] a").first)
+    overflow.append(page.locator(".scroll", has=page.locator("table.wraps")).evaluate(scrolled))
     page.close()
 
+    assert overflow == [0, 0]
     ends = [round(box["x"] + box["width"]) for box in (*cells, begins, of_step)]
     assert [end for end in ends if end > 390] == []
     assert min(begins["width"], of_step["width"]) > 250

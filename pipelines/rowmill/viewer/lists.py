@@ -209,7 +209,10 @@ def _select_unread_segments(connection: "duckdb.DuckDBPyConnection", build: Buil
     """Return a table as SQL: segments of sequences that no step reads, with the columns of what is left out."""
     splits = build.find_output(None, TRAINING_SPLITS)
     if splits is None:
-        raise ConfigError(f"{build.recipe}: the order of training is not built; run rowmill build {build.recipe}")
+        raise ConfigError(
+            f"{build.recipe}: the order of training is not built; state={IN_NO_STEP} needs one; run rowmill build "
+            f"{build.recipe}"
+        )
     connection.register("training_order", load_order(build.project.store, splits, ("dataset", "sequence_id")))
     numbers = ", ".join(f"({number}, {quote_text(name)})" for number, name in enumerate(splits.card["datasets"]))
     placed = (

@@ -34,6 +34,25 @@ print(json.dumps([first, [name for name in {OF_NO_PAGE!r} if name in sys.modules
 """
 
 
+ASK_FOR_A_REPORT = """
+import asyncio, json, sys
+from pathlib import Path
+from rowmill.viewer import app, server
+ask_for = app.make_app(server.Builds.of_folder(Path("configs"), None))
+scope = {"type": "http", "method": "GET", "path": "/mini", "query_string": b"", "headers": [(b"host", b"localhost")]}
+seen = []
+
+async def receive():
+    return await asyncio.Event().wait()
+
+async def send(message):
+    seen.append([message["type"], message.get("status"), "duckdb" in sys.modules])
+
+asyncio.run(ask_for(scope, receive, send))
+print(json.dumps([*seen, ["after it", None, "duckdb" in sys.modules]]))
+"""
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Return a build of chats with its statistics, as the command makes it; no test changes it."""
@@ -50,6 +69,20 @@ def test_pages_import_what_they_need_and_the_first_one_nothing_of_later_ones(bui
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [[], []]
+
+
+@pytest.mark.slow
+def test_duckdb_is_ready_for_the_first_list_once_a_report_is_sent(built: Built) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "pipelines")}
+    command = [sys.executable, "-c", ASK_FOR_A_REPORT]
+    done = subprocess.run(command, cwd=built.project.base, env=environment, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [
+        ["http.response.start", 200, False],
+        ["http.response.body", None, False],
+        ["after it", None, True],
+    ]
 
 
 @pytest.mark.slow

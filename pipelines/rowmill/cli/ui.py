@@ -63,7 +63,8 @@ def serve_ui(root: Path, *, host: str = "127.0.0.1", port: int = 3000) -> None:
     quiet = ["-W", "ignore:Function `dev_command` is superseded"]
     command = [sys.executable, *quiet, "-m", "dagster", "dev", "-h", host, "-p", str(port), *loaded]
     # A shell's job in the background ignores SIGINT. So would Dagster, and SIGTERM with it, which it handles as SIGINT.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execvpe(command[0], command, environment)  # noqa: S606  (the arguments are ours, and no shell is wanted)
 
 

@@ -59,7 +59,7 @@ def test_name_that_needs_an_extra_says_which() -> None:
     ), said
 
 
-@pytest.mark.parametrize(("words", "package"), [(["plan", "x"], "polars"), (["sql", "SELECT 1"], "rich")])
+@pytest.mark.parametrize(("words", "package"), [(["plan", "x"], "pydantic"), (["sql", "SELECT 1"], "rich")])
 def test_command_that_needs_an_extra_says_which(words: list[str], package: str, tmp_path: Path) -> None:
     (tmp_path / ".rowmill/stats").mkdir(parents=True)
     code = ONLY_BASE + (

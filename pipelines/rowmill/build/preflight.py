@@ -15,10 +15,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import orjson
-import polars as pl
 
 from rowmill import sources
 from rowmill.build import prepare
@@ -45,6 +44,9 @@ from rowmill.sources.reading import load_scans, load_source_parts
 from rowmill.stages import catalog
 from rowmill.stages.tokenized_examples import stage as tokenized_examples
 from rowmill.tokenization import stored_tokenizers, tokenizer_source
+
+if TYPE_CHECKING:
+    import polars as pl
 
 MAX_SHOWN_COLUMNS = 200
 """Records with more columns are compared in their first ones only."""
@@ -234,6 +236,8 @@ def _word_result(
     project: Project, trial: Project, step: Step, output: Manifest, result: CheckResult, tried: int
 ) -> str:
     """Return a failed check in four parts, with its causes and a record."""
+    import polars as pl
+
     option = _OPTION_BY_STAGE.get(step.name)
     at = f"{step.recipe}: datasets.{step.dataset}{f'.{option}' if option else ''}"
     sentence = f"{result.check} is {result.shown} ({result.what}); wanted {result.wanted}"

@@ -14,6 +14,7 @@ and 1.7 s opening, a forked one 0.02 s. On macOS and Windows workers are spawned
 
 import contextlib
 import gc
+import importlib
 import json
 import multiprocessing
 import os
@@ -189,6 +190,8 @@ def prepare_fork() -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.001)
+    # The stages import it inside their functions: this process will, and so would each of its workers.
+    importlib.import_module("polars")
     open_here()
     return not _list_busy_threads()
 

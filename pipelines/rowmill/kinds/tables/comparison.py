@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
@@ -41,9 +40,14 @@ from rowmill.schema import manifest
 from rowmill.schema.manifest import DisplayTable, Manifest, Part
 from rowmill.schema.row_counts import RowCounts
 
+if TYPE_CHECKING:
+    import polars as pl
 
-def read_cells(records: pa.ChunkedArray, names: Sequence[str]) -> pl.DataFrame:
+
+def read_cells(records: pa.ChunkedArray, names: Sequence[str]) -> "pl.DataFrame":
     """Return the cells of the named columns, String[N] each; equal values have equal texts in every table."""
+    import polars as pl
+
     texts: list[str] = records.to_pylist()
     schema = dict.fromkeys(names, pl.String())
     if not texts:
@@ -72,7 +76,7 @@ def _make_storable(value: Json) -> Json:
             return value
 
 
-def hash_cells(cells: pl.DataFrame) -> NDArray[np.uint64]:
+def hash_cells(cells: "pl.DataFrame") -> NDArray[np.uint64]:
     """Return the hash of each cell, uint64[N, K]; seeded by column, so equal texts in two columns differ."""
     columns = [column.hash(seed=number).to_numpy() for number, column in enumerate(cells.iter_columns())]
     return np.stack(columns, axis=1) if columns else np.empty((len(cells), 0), np.uint64)
@@ -104,7 +108,7 @@ class TableComparison:
     association_distance: float
 
 
-def compare_tables(schema: RecordSchema, train: pl.DataFrame, generated: pl.DataFrame) -> TableComparison:
+def compare_tables(schema: RecordSchema, train: "pl.DataFrame", generated: "pl.DataFrame") -> TableComparison:
     """Compare the columns and the associations of two tables; both have rows."""
     lines = [_compare_column(schema, name, train[name], generated[name]) for name in schema.names]
     # Every pair of columns with its Cramér's V in both tables, largest difference first.
@@ -125,7 +129,7 @@ def compare_tables(schema: RecordSchema, train: pl.DataFrame, generated: pl.Data
     )
 
 
-def _compare_column(schema: RecordSchema, name: str, train: pl.Series, generated: pl.Series) -> dict[str, Any]:
+def _compare_column(schema: RecordSchema, name: str, train: "pl.Series", generated: "pl.Series") -> dict[str, Any]:
     kind = schema.by_name[name].type
     shown = {"column": name, "type": kind}
     if kind in NUMBER_TYPES:
@@ -142,7 +146,7 @@ def _compare_column(schema: RecordSchema, name: str, train: pl.Series, generated
     return {**shown, "compared": measure, "distance": round(distance, 4), "new values": round(fresh, 4), **of_both}
 
 
-def _describe_column(column: pl.Series, kind: str) -> Mapping[str, float | int | None]:
+def _describe_column(column: "pl.Series", kind: str) -> Mapping[str, float | int | None]:
     described: dict[str, float | int | None] = {
         "null": round(column.null_count() / max(len(column), 1), 4),
         "distinct": column.drop_nulls().n_unique(),
@@ -153,12 +157,14 @@ def _describe_column(column: pl.Series, kind: str) -> Mapping[str, float | int |
     return described
 
 
-def _parse_finite_numbers(column: pl.Series) -> Numbers:
+def _parse_finite_numbers(column: "pl.Series") -> Numbers:
+    import polars as pl
+
     values = column.cast(pl.Float64, strict=False).drop_nulls().to_numpy().astype(np.float64)
     return values[np.isfinite(values)]
 
 
-def _measure_text_lengths(column: pl.Series) -> Numbers:
+def _measure_text_lengths(column: "pl.Series") -> Numbers:
     return column.drop_nulls().str.len_chars().to_numpy().astype(np.float64)
 
 
@@ -171,8 +177,10 @@ def _ks_distance(train: Numbers, generated: Numbers) -> float:
     return float(np.abs(shares[0] - shares[1]).max())
 
 
-def _total_variation(train: pl.Series, generated: pl.Series) -> float:
+def _total_variation(train: "pl.Series", generated: "pl.Series") -> float:
     """Return the total variation between the value distributions of two columns; null counts as a value."""
+    import polars as pl
+
     shares = [
         pl.DataFrame({"value": column}).group_by("value").agg((pl.len() / max(len(column), 1)).alias("share"))
         for column in (train, generated)
@@ -181,8 +189,12 @@ def _total_variation(train: pl.Series, generated: pl.Series) -> float:
     return float((joined["share"] - joined["share_right"]).abs().sum()) / 2
 
 
-def _assign_classes(kind: str, train: pl.Series, generated: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _assign_classes(
+    kind: str, train: "pl.Series", generated: "pl.Series"
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the class of each value: for numbers its quantile of train, else one class per common value."""
+    import polars as pl
+
     if kind in NUMBER_TYPES and len(_parse_finite_numbers(train)):
         edges = find_distinct(np.quantile(_parse_finite_numbers(train), np.linspace(0, 1, MAX_CLASSES)[1:-1]))
         values = (one.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy() for one in (train, generated))
@@ -302,6 +314,8 @@ class TrainComparison:
 
 def compare_with_train(context: KindContext, parts: Sequence[Part]) -> TrainComparison:
     """Compare the records of some parts with the rows that the model was trained on."""
+    import polars as pl
+
     trained = context.input(TOKENIZED_EXAMPLES)
     key = (*context.dataset_key, CANONICAL_ROWS)
     rows = manifest.load_input(context.store, trained, key)
@@ -354,7 +368,7 @@ def search_train_part(
     stride: int,
     file: File,
     generated: NDArray[np.uint64],
-) -> tuple[NDArray[np.uint64], NDArray[np.uint64], pl.DataFrame]:
+) -> "tuple[NDArray[np.uint64], NDArray[np.uint64], pl.DataFrame]":
     """Return the generated records that a part's training rows equal, a hash per row, and every `stride`-th's cells."""
     rows = store.table(file, ["split", "record"])
     train = rows.filter(pc.equal(rows.column("split"), "train"))
@@ -364,6 +378,6 @@ def search_train_part(
     return equal, hashes, cells.gather_every(stride)
 
 
-def _sum_cell_hashes(cells: pl.DataFrame, names: Sequence[str]) -> NDArray[np.uint64]:
+def _sum_cell_hashes(cells: "pl.DataFrame", names: Sequence[str]) -> NDArray[np.uint64]:
     """Return a hash for each record, the sum of its cells' hashes."""
     return hash_cells(cells.select(names)).sum(axis=1, dtype=np.uint64)

@@ -18,11 +18,10 @@ from functools import lru_cache
 from itertools import chain, groupby, pairwise
 from json.encoder import encode_basestring
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import orjson
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
@@ -53,6 +52,9 @@ from rowmill.parts.functions import PartInputs, PartPlace, PartResult, part_func
 from rowmill.schema.ledger import NOT_TAKEN
 from rowmill.schema.row_counts import RowCounts, count_written_rows
 from rowmill.schema.rows import ROW_SCHEMA, SPLITS, Rejected, make_plain_report
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,8 @@ def _decode_cells(tasks: Sequence[ObserveInputs | TableRowsInputs]) -> _DecodedP
 
     A build of 54,190 lines of a shop's table takes 11 % less processor time than with `_decode_records` alone.
     """
+    import polars as pl
+
     lines: list[bytes] = []
     borders = [0]
     for task in tasks:
@@ -283,6 +287,8 @@ def _make_decoded_parts(
     tasks: Sequence[TableRowsInputs], places: Iterator[PartPlace], decoded: _DecodedParts
 ) -> Iterator[PartResult]:
     """Make the rows of parts of one file, all columns at once, and save them part by part."""
+    import polars as pl
+
     task, records = tasks[0], decoded.records
     if not task.contract:
         # No record has a column, so there is no contract.
@@ -348,11 +354,13 @@ def _log_rejects(task: TableRowsInputs, decoded: _DecodedParts) -> RejectLog:
 def _assign_splits(
     task: TableRowsInputs,
     splitter: Splitter,
-    rows: pl.DataFrame,
+    rows: "pl.DataFrame",
     contents: Sequence[bytes],
     refused: dict[int, Rejected],
-) -> pl.Series:
+) -> "pl.Series":
     """Return the splits of the rows of parts of one file, and refuse some; `task` is that of one of the parts."""
+    import polars as pl
+
     hint, by_time = task.part.split_hint, task.splits.time_key is not None
     # Rows of the same time, or of the same group, share a split, which is computed once.
     keys = rows["order_key" if by_time else "group_key"]
@@ -388,12 +396,14 @@ def _tag_decimal(value: Any) -> list[str]:
     return ["decimal", str(value)]
 
 
-def _as_arrow(column: pl.Series) -> pa.LargeStringArray:
+def _as_arrow(column: "pl.Series") -> pa.LargeStringArray:
+    import polars as pl
+
     return column.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
 
 
 def _build_row_table(
-    task: TableRowsInputs, rows: pl.DataFrame, contents: Sequence[bytes], prefixes: Sequence[bytes] | None
+    task: TableRowsInputs, rows: "pl.DataFrame", contents: Sequence[bytes], prefixes: Sequence[bytes] | None
 ) -> pa.Table:
     """Return rows as `ROW_SCHEMA`, rejected records included; columns of conversations are empty."""
     count, digest, report = len(contents), pa.binary(filters.CONTENT_HASH_BYTES), make_plain_report("record")

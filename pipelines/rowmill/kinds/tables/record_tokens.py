@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import orjson
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -489,6 +488,8 @@ def cut_slices(
 
     `parts` are those that the index counts.
     """
+    import polars as pl
+
     part_first_row = compute_offsets([part.rows.rows for part in parts])
     for plan in splits:
         records, first_place = plan.records, plan.example_first_place

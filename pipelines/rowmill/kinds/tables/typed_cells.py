@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
 from json.encoder import encode_basestring
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
@@ -49,6 +48,9 @@ from rowmill.kinds.tables.table_contract import (
     time_shape_of,
 )
 from rowmill.schema.rows import Rejected
+
+if TYPE_CHECKING:
+    import polars as pl
 
 QUICK_DIGITS = 400
 """Maximum length of the numbers that patterns over whole columns match."""
@@ -100,11 +102,13 @@ class SourceColumn:
             return [self.values[code] for code in codes.tolist()]
         return self.values.take(pa.array(codes)).to_pylist()
 
-    def spread(self, texts: pa.LargeStringArray | Sequence[str | None]) -> pl.Expr:
+    def spread(self, texts: pa.LargeStringArray | Sequence[str | None]) -> "pl.Expr":
         """Return the text of each record, given one per distinct value.
 
         An expression, so that all columns of a part are evaluated at once: each evaluation has a fixed cost.
         """
+        import polars as pl
+
         try:
             held = pl.Series("", texts, None if isinstance(texts, pa.LargeStringArray) else pl.String)
         except UnicodeEncodeError:
@@ -140,6 +144,8 @@ class SourceRecords:
 
     def read_objects(self) -> Sequence[Mapping[str, Json]]:
         """Return the records one by one, as they were decoded."""
+        import polars as pl
+
         if self.objects is not None:
             return self.objects
         return pl.select(one.spread(one.values).alias(name) for name, one in self.columns.items()).to_dicts()
@@ -428,11 +434,15 @@ class RowBuilder:
         self._roles = roles
         self._reader = ValueReader(contract, schema)
 
-    def __call__(self, records: SourceRecords, mismatches: Sequence[Mismatches]) -> tuple[pl.DataFrame, RefusedRecords]:
+    def __call__(
+        self, records: SourceRecords, mismatches: Sequence[Mismatches]
+    ) -> "tuple[pl.DataFrame, RefusedRecords]":
         """Return those columns of the rows of some parts that are read from records, and the rejects.
 
         `mismatches` has a log for each part.
         """
+        import polars as pl
+
         count, refused, are_cells = len(records.numbers), RefusedRecords(), records.objects is None
         absent = SourceColumn([ABSENT], np.zeros(count, np.int32))
         read: dict[str, ReadColumn] = {}
@@ -501,8 +511,10 @@ class RowBuilder:
 
     def _write_group_keys(
         self, records: SourceRecords, read: Mapping[str, ReadColumn], refused: RefusedRecords
-    ) -> pl.Expr:
+    ) -> "pl.Expr":
         """Return the group keys: the values as in the source, whatever the types of their columns."""
+        import polars as pl
+
         count, keys = len(records.numbers), list[pl.Expr]()
         for name in self._roles.group:
             absent = reject_absent("group_missing", name)
@@ -535,7 +547,7 @@ class RowBuilder:
 
     def _read_positions(
         self, records: SourceRecords, read: Mapping[str, ReadColumn], refused: RefusedRecords
-    ) -> pl.Expr:
+    ) -> "pl.Expr":
         time_key, order, count = self._roles.time_key, self._order, len(records.numbers)
         name = time_key or self._roles.order
         if name is None or (time_key is None and order is None):
@@ -590,7 +602,7 @@ class RowBuilder:
                 values.append(cell if is_text else cell.strip(" \t"))
         return values
 
-    def _name_domains(self, records: SourceRecords, read: Mapping[str, ReadColumn]) -> pl.Expr:
+    def _name_domains(self, records: SourceRecords, read: Mapping[str, ReadColumn]) -> "pl.Expr":
         named, count = self._roles.domain, len(records.numbers)
         if named is None:
             return repeat_text(None, count)
@@ -615,7 +627,9 @@ def _refuse(refused: RefusedRecords, places: Iterable[int], rejected: Rejected) 
         refused.setdefault(place, rejected)
 
 
-def _spread_accepted(column: SourceColumn, found: Sequence[str | Rejected | None], refused: RefusedRecords) -> pl.Expr:
+def _spread_accepted(
+    column: SourceColumn, found: Sequence[str | Rejected | None], refused: RefusedRecords
+) -> "pl.Expr":
     """Return the text of each record, given one or a reject per distinct value; refuse the records of rejects."""
     rejected = {code: one for code, one in enumerate(found) if isinstance(one, Rejected)}
     for place in column.find_places([*rejected]).tolist() if rejected else ():
@@ -623,14 +637,18 @@ def _spread_accepted(column: SourceColumn, found: Sequence[str | Rejected | None
     return column.spread([None if isinstance(one, Rejected) else one for one in found])
 
 
-def join_members(members: Iterable[pl.Expr], count: int) -> pl.Expr:
+def join_members(members: "Iterable[pl.Expr]", count: int) -> "pl.Expr":
     """Join members of columns to the texts of `count` objects, without those that are null."""
+    import polars as pl
+
     joined = pl.concat_str([*members] or [repeat_text("", count)], separator=",", ignore_nulls=True)
     return pl.concat_str(pl.lit("{"), joined, pl.lit("}"))
 
 
-def repeat_text(text: str | None, count: int) -> pl.Expr:
+def repeat_text(text: str | None, count: int) -> "pl.Expr":
     """Return a column of `count` equal texts, or of nulls."""
+    import polars as pl
+
     return pl.repeat(text, count, dtype=pl.String)
 
 

@@ -31,7 +31,8 @@ from typing import Any, NamedTuple
 
 from benchmarks import corpus, measure
 
-BUILD = "import sys; from rowmill.cli.main import main; sys.exit(main(sys.argv[1:]))"
+BUILD = "from rowmill.cli.main import run; run()"
+"""What the installed command does: `main` alone collects garbage more often, and ends more slowly."""
 PICTURE = "docs/images/speed.svg"
 STYLE = (
     ":root { color-scheme: light dark } text { fill: #1b1f27 } .ground { fill: #ffffff } .note { fill: #4d5666 } "

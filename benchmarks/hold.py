@@ -51,12 +51,10 @@ class Spent(NamedTuple):
 def run(command: Sequence[str], folder: Path, checkout: Path | None = None) -> Spent:
     """Run a process to its end in a folder; `checkout` is whose modules it imports."""
     path = os.pathsep.join(str(checkout / one) for one in ("", "pipelines", "assets")) if checkout else ""
-    # Byte code is kept, as on a user's machine: without it, who changed most modules would compile most.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     started = time.perf_counter()
     with tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(
-            command, cwd=folder, stdout=printed, stderr=subprocess.STDOUT, env=environment | {"PYTHONPATH": path}
+            command, cwd=folder, stdout=printed, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONPATH": path}
         )
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)

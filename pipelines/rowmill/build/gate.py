@@ -103,13 +103,13 @@ def find_unused_waivers(project: Project, results: Iterable[CheckResult]) -> lis
     judged: dict[str, dict[StageKey, CheckResult]] = {}
     for result in results:
         judged.setdefault(result.check, {})[result.key] = result
+    planned = [step for step in plan_steps(project) if not step.on_demand]
     unused: list[str] = []
     for waiver in project.recipe.gates.waivers:
         keys = [
             step.key
-            for step in plan_steps(project)
-            if not step.on_demand
-            and waiver.dataset in (None, step.dataset)
+            for step in planned
+            if waiver.dataset in (None, step.dataset)
             and any(threshold.check == waiver.check for threshold in step.thresholds)
         ]
         known = judged.get(waiver.check, {})

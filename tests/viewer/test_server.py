@@ -75,7 +75,9 @@ def test_pages_import_what_they_need_and_the_first_one_nothing_of_later_ones(bui
 def test_duckdb_is_ready_for_the_first_list_once_a_report_is_sent(built: Built) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "pipelines")}
     command = [sys.executable, "-c", ASK_FOR_A_REPORT]
-    done = subprocess.run(command, cwd=built.project.base, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=built.project.base, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [

@@ -1,7 +1,7 @@
 r"""Canonical rows of a part: records are read one by one, and their columns and counts are written.
 
 How one record becomes a row, and what a row's identity is, stands in `kinds/reading/canonicalization.py`. A prompt's
-hash tells whether it is in two splits; prompts of ASCII characters are folded together as bytes:
+hash tells whether it is in two splits; case and white space do not count:
 
     "Who are\n You? "  ─► "who are you?"  ─► BLAKE2b of 8 bytes
 """

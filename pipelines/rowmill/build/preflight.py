@@ -5,7 +5,7 @@
                          └─ columns that no option reads ─────► remarks
 
 A dataset is tried if its options changed since its rows and examples were made, so that a project in which nothing
-changed costs nothing. Nothing is kept but the tokenizer as data, which the build needs next. A column is unread if
+changed costs nothing. A trial keeps only the tokenizer as data, which the build needs next. A column is unread if
 every record without it gives the same row; rejected records show nothing, since what rejects them may hide that an
 option reads a column.
 """

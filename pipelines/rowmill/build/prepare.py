@@ -45,8 +45,12 @@ def open_shared_executor(recipe: Recipe) -> Executor:
 
 def start_workers(project: Project, datasets: Iterable[str]) -> None:
     """Start the workers that making some datasets' rows will need, while the caller does something else first."""
-    size = sum(sources.sum_local_bytes(project.recipe.datasets[name].source, project.base) for name in datasets)
-    open_shared_executor(project.recipe).start(size)
+    open_shared_executor(project.recipe).start(sum_source_bytes(project, datasets))
+
+
+def sum_source_bytes(project: Project, datasets: Iterable[str]) -> int:
+    """Return the bytes of the local files of some datasets, an estimate of the work ahead."""
+    return sum(sources.sum_local_bytes(project.recipe.datasets[name].source, project.base) for name in datasets)
 
 
 def close_workers() -> None:
@@ -96,7 +100,14 @@ def find_reusable_output(store: Store, step: Step, fingerprint: str) -> Manifest
 def make_stage_context(project: Project, step: Step, inputs: Mapping[StageKey, Manifest]) -> StageContext:
     """Return a stage's context with one worker, for inspection; a build gives it its executor."""
     return StageContext(
-        project.store, project.base, step.key, step.dataset, inputs, LocalPool(1), recipe=project.recipe
+        project.store,
+        project.base,
+        step.key,
+        step.dataset,
+        inputs,
+        LocalPool(1),
+        ahead=project.ahead,
+        recipe=project.recipe,
     )
 
 

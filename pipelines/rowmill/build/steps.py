@@ -11,6 +11,7 @@ from rowmill.checks.gates import Threshold, list_thresholds
 from rowmill.core.config import Config
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import DEFAULT_ROOT_NAME, Store
+from rowmill.parts.context import MadeAhead
 from rowmill.recipe import recipe
 from rowmill.recipe.recipe import Dataset, Recipe
 from rowmill.schema.manifest import StageKey
@@ -103,6 +104,7 @@ class Project:
     base: Path
     graph: StepGraph = field(default=cast("StepGraph", None), compare=False, repr=False)
     """The recipe's steps; `replace` keeps them as long as the recipe and its folder are the same."""
+    ahead: MadeAhead = field(default_factory=MadeAhead, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Make the recipe's graph, unless the given one belongs to it."""

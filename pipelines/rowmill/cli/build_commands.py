@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rowmill.build.runner import Project, Step, StepReport
     from rowmill.checks.judge import CheckResult
     from rowmill.cli.projects import Commands
+    from rowmill.executors import SideProcess
     from rowmill.schema.manifest import Manifest
 
     FinishedStep: TypeAlias = tuple[Step, StepReport, list[CheckResult]]
@@ -198,7 +199,7 @@ def _try_and_build(args: argparse.Namespace) -> int:
     steps = choose_steps(project, only)
     with prepare.index_outputs(project, steps, is_whole=not only):
         if not args.skip_preflight:
-            remarks = _try_first_records_and_begin(project, steps)
+            project, remarks = _try_first_records_and_begin(project, steps)
             if remarks:
                 show(render_remarks(remarks), stream=sys.stderr)
         if args.json:
@@ -231,20 +232,28 @@ def _show_unused_waivers(project: "Project", finished: "Sequence[FinishedStep]")
         show(render_remarks(unused), stream=sys.stderr)
 
 
-def _try_first_records_and_begin(project: "Project", steps: "Sequence[Step]") -> "list[Finding]":
-    """Run the pre-flight while workers start."""
-    from rowmill.build import preflight, prepare
+def _try_first_records_and_begin(project: "Project", steps: "Sequence[Step]") -> "tuple[Project, list[Finding]]":
+    """Run the pre-flight while workers start and rows are made; return the project, which knows these, and remarks."""
+    from rowmill.build import ahead, preflight, prepare
 
     status = _show_trial()
+    sides: list[SideProcess] = []
 
     def start(datasets: "Sequence[str]") -> None:
         # Its thread would keep processes from being forked.
         status.stop()
+        sides.extend(filter(None, [ahead.begin_rows(project, datasets)]))
         prepare.start_workers(project, datasets)
         status.start()
 
-    with status:
-        return preflight.require_no_mistakes(project, steps, before_trial=start)
+    begun = project
+    try:
+        with status:
+            remarks = preflight.require_no_mistakes(project, steps, before_trial=start)
+    finally:
+        for side in sides:
+            begun = ahead.collect_rows(project, side)
+    return begun, remarks
 
 
 def _show_trial() -> "Status":

@@ -15,15 +15,19 @@ from pydantic import Field
 from rowmill.executors.base import Executor, OtherSharesMissingError, Share, parse_share
 from rowmill.executors.local import LocalExecutor, LocalPool, open_in_workers
 from rowmill.executors.ray_cluster import RayExecutor
+from rowmill.executors.side_process import Note, SideProcess, fork_beside
 
 __all__ = [
     "AnyExecutor",
     "Executor",
     "LocalExecutor",
     "LocalPool",
+    "Note",
     "OtherSharesMissingError",
     "RayExecutor",
     "Share",
+    "SideProcess",
+    "fork_beside",
     "open_in_workers",
     "parse_share",
 ]

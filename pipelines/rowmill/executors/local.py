@@ -184,16 +184,23 @@ THREAD_END_SECONDS = 0.05
 
 def prepare_fork() -> bool:
     """Open what `open_in_workers` named, which this process will want as well; return whether it has no threads."""
+    if not has_no_threads():
+        return False
+    # The stages import it inside their functions: this process will, and so would each of its workers.
+    importlib.import_module("polars")
+    open_here()
+    return not _list_busy_threads()
+
+
+def has_no_threads() -> bool:
+    """Return whether a fork of this process copies no thread's locks."""
     # A thread that was told to end gets a moment for it.
     deadline = time.monotonic() + THREAD_END_SECONDS
     while _list_busy_threads():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.001)
-    # The stages import it inside their functions: this process will, and so would each of its workers.
-    importlib.import_module("polars")
-    open_here()
-    return not _list_busy_threads()
+    return True
 
 
 def _list_busy_threads() -> list[str]:
@@ -253,9 +260,15 @@ class LocalPool:
         """
         if not HAS_FORK_SERVER or self.workers == 1 or not INLINE_BELOW_BYTES:
             return None
-        if size_bytes >= FORKED_INLINE_BELOW_BYTES and self._starting is None and self._pool is None:
+        if self.forks_at(size_bytes):
             self._fork()
         return self._start_in_background() if size_bytes >= self._inline_below else None
+
+    def forks_at(self, size_bytes: int) -> bool:
+        """Return whether `start` forks workers for so much input, where it can."""
+        can_fork = HAS_FORK_SERVER and self.workers > 1 and INLINE_BELOW_BYTES > 0
+        is_started = self._starting is not None or self._pool is not None
+        return can_fork and not is_started and size_bytes >= FORKED_INLINE_BELOW_BYTES
 
     def _fork(self) -> None:
         """Fork the processes from this one, unless it has threads."""

@@ -39,6 +39,7 @@ from rowmill.schema.manifest import (
 )
 from rowmill.shards import host_scratch
 from rowmill.shards.host_scratch import HostScratch
+from rowmill.sources.parts import FileScan
 
 if TYPE_CHECKING:
     import polars as pl
@@ -58,6 +59,17 @@ class ProgressCallback(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class MadeAhead:
+    """What this command made before the step that it belongs to: found like what is kept, and counted as made.
+
+    `scans` are those of source files, by URL; `parts` the fingerprints of finished parts.
+    """
+
+    scans: Mapping[str, FileScan] = field(default_factory=dict[str, FileScan])
+    parts: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class WorkContext:
     """Where and with what work is done: its place, its inputs, and the executor."""
 
@@ -73,6 +85,7 @@ class WorkContext:
     part_lists: PartLists = field(default_factory=PartLists)
     mapped: set[str] = field(default_factory=set[str])
     """Fingerprints of all parts of this run's maps, which garbage collection keeps for the next build."""
+    ahead: MadeAhead = field(default_factory=MadeAhead)
 
     @property
     def stage(self) -> str:
@@ -124,10 +137,11 @@ class WorkContext:
         if self.share is None:
             reusable = [part for part in finished.values() if function.is_reusable(part)]
             self.part_lists.add_parts(self.store, self.folder, function.name, reusable)
+        made_now = missing | {name: each for name, each in zip(names, inputs, strict=True) if name in self.ahead.parts}
         return MappedParts(
             [finished[name] for name in names],
-            sum(name not in missing for name in names),
-            sum(each.input_rows for each in missing.values()),
+            sum(name not in made_now for name in names),
+            sum(each.input_rows for each in made_now.values()),
         )
 
     def place(self, *identity: object) -> PartPlace:

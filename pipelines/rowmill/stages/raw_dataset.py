@@ -48,7 +48,7 @@ def prepare_raw_dataset(context: StageContext, *, first_records: int | None = No
         scans = scan_generated(context.store, made, source, context.base, stage, _load_earlier_scans(context))
     else:
         keeps = context.dataset.keeps_non_finite
-        earlier = _load_earlier_scans(context) if first_records is None else {}
+        earlier = _load_earlier_scans(context) | dict(context.ahead.scans) if first_records is None else {}
         scans = sources.scan_source(
             source, context.base, stage, earlier, keeps_non_finite=keeps, first_records=first_records
         )

@@ -220,15 +220,17 @@ class Store:
             return source.read_buffer()
 
     def _parse_table(self, content: pa.Buffer, columns: Sequence[str] | None) -> pa.Table:
+        # In a worker Arrow has one thread, for which the threads of a task that has several would wait in turn.
+        is_threaded = self.is_local and pa.cpu_count() > 1
         if arrow_files.is_arrow_file(content):
-            return arrow_files.decode_table(content, columns, use_threads=self.is_local and columns is None)
+            return arrow_files.decode_table(content, columns, use_threads=is_threaded and columns is None)
         wanted = None if columns is None else list(columns)
         # Not `read_table`: it opens the file as a dataset of one file, which takes longer than reading a small part.
         with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
             # A Python buffer is read on this thread: Arrow's own may let go of it only when the interpreter is ending;
             # they then wait for its lock, are ended by it, and the process aborts ("terminate called without an
             # active exception").
-            return file.read(wanted, use_threads=self.is_local and content.size >= THREADED_READ_BYTES)
+            return file.read(wanted, use_threads=is_threaded and content.size >= THREADED_READ_BYTES)
 
     def list(self, relative: str) -> list[str]:
         """Return the sorted names in a folder, without unfinished files; an empty list if it does not exist."""

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,36 +89,69 @@ PIECES = (
     r"\n",
     r"\u0041",
     '\\"',
+    '","role":"user","content":"trap',
     "é",
     "😀",
     "\u2028",
     "\x85",
 )
 RUNS = st.lists(st.tuples(st.sampled_from(PIECES), st.integers(0, 900)), max_size=4)
-MESSAGES = st.lists(st.tuples(st.sampled_from(("system", "user", "assistant")), RUNS), max_size=4)
+CONTENTS = st.one_of(
+    RUNS.map(lambda runs: "".join(piece * count for piece, count in runs)),
+    st.none(),
+    st.just([{"type": "text", "text": "a part"}]),
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(("system", "user", "assistant", "tool")), "content": CONTENTS},
+        optional={"name": st.sampled_from(("bo", 'b"o', "")), "tool_call_id": st.just("1"), "tool_calls": st.just([])},
+    ),
+    max_size=4,
+)
 
 
-def preview_plainly(messages: Sequence[tuple[str, str]]) -> str | None:
+def preview_plainly(messages: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the preview of a chat by what its messages say."""
-    said = [(role, content) for role, content in messages if content]
-    text = next((content for role, content in said if role == "user"), next((content for _, content in said), None))
-    if text is None:
+    said = [one for one in messages if isinstance(one["content"], str) and one["content"]]
+    chosen = next((one for one in said if one["role"] == "user"), next(iter(said), None))
+    if chosen is None:
         return None
-    blanked = re.sub("[\x00-\x1f]", " ", text[: 2 * tables.PREVIEW_CHARACTERS])
+    blanked = re.sub("[\x00-\x1f]", " ", chosen["content"][: 2 * tables.PREVIEW_CHARACTERS])
     return " ".join(blanked.split())[: tables.PREVIEW_CHARACTERS].strip()
 
 
-@given(st.lists(MESSAGES, min_size=1, max_size=8))
-def test_previews_of_any_chats_are_what_their_messages_say(
-    drawn: list[list[tuple[str, list[tuple[str, int]]]]],
-) -> None:
-    chats = [[(role, "".join(piece * count for piece, count in runs)) for role, runs in chat] for chat in drawn]
-    rows = [{"messages": as_messages(*chat)} for chat in chats]
+def preview_chats(chats: Sequence[Sequence[Mapping[str, Any]]]) -> list[str | None]:
+    """Return the previews of chats, which are read together."""
+    rows = [{"messages": orjson.dumps(list(chat)).decode()} for chat in chats]
     schema = pa.schema([pa.field(name, pa.string()) for name in tables.PREVIEWED_COLUMNS])
+    found: list[str | None] = tables.preview_rows(pa.Table.from_pylist(rows, schema=schema)).to_pylist()
+    return found
 
-    shown = tables.preview_rows(pa.Table.from_pylist(rows, schema=schema)).to_pylist()
 
-    assert shown == [preview_plainly(chat) for chat in chats]
+@given(st.lists(MESSAGES, min_size=1, max_size=8))
+def test_previews_of_any_chats_are_what_their_messages_say(drawn: list[list[dict[str, Any]]]) -> None:
+    assert preview_chats(drawn) == [preview_plainly(chat) for chat in drawn]
+
+
+# At the borders of what is shown, of what is kept of a text, and of what is read of its JSON without and with escapes.
+BORDERS = [n + more for n in (0, 200, 400, 800, 3200) for more in (-2, -1, 0, 1, 2) if n + more >= 0]
+
+
+@pytest.mark.parametrize("piece", ['"', "\\", '\\"', "\n", "\x01", "😀", "  "])
+@pytest.mark.parametrize("filler", ["x", "é", "😀", " "])
+def test_a_piece_at_the_borders_of_what_is_read_of_a_question_is_shown_as_elsewhere(piece: str, filler: str) -> None:
+    contents = [filler * border + piece + rest for border in BORDERS for rest in ("", "y", "y" * 4000)]
+    # As the first message, which may be read without escapes, and behind another one.
+    ways: list[list[dict[str, Any]]] = [[], [{"role": "system", "content": "s"}], [{"role": "user", "content": ""}]]
+    drawn = [[*way, {"role": "user", "content": content}] for way in ways for content in contents]
+
+    assert preview_chats(drawn) == [preview_plainly(chat) for chat in drawn]
+
+
+def test_an_escaped_surrogate_pair_is_shown_as_blanks() -> None:
+    shown = [preview(messages=rf'[{{"role":"user","content":"a{emoji}b"}}]') for emoji in (r"\ud83d\ude00", "😀")]
+
+    assert shown == ["a b", "a😀b"]
 
 
 def test_rejects_are_shown_as_text_where_they_are_rows_and_as_bytes_where_not() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from rowmill.build import preflight
 from rowmill.stages.tokenized_examples import text_parts
-from rowmill.tokenization import stored_tokenizers, tokenizer
+from rowmill.tokenization import reference_sample, stored_tokenizers, tokenizer
 from tests.support.recipes import TEXT, TO_EXAMPLES, Workspace, document, sentence
 
 pytestmark = pytest.mark.slow
@@ -114,6 +114,8 @@ def test_part_in_which_an_engine_is_wrong_once_is_made_again_on_the_reference_pa
     monkeypatch.setattr(text_parts, "_EXAMPLE_BUILDERS", {})
     # The wrong text is in the last batch: the others are made again as well.
     monkeypatch.setattr(text_parts, "BATCH_CHARS", 1 << 14)
+    # Of so few characters no engine would make ids.
+    monkeypatch.setattr(reference_sample, "MIN_PART_CHARS", 1 << 10)
     made = wrong.build(only=TO_EXAMPLES)
 
     assert [one["input_ids"] for one in made.examples()] == [one["input_ids"] for one in expected.examples()]

@@ -18,7 +18,7 @@ from rowmill.tokenization.reference_sample import (
     Stretch,
     divide_minimum,
 )
-from rowmill.tokenization.tokenizer import Encoder, LoadedTokenizer, open_tokenizer
+from rowmill.tokenization.tokenizer import EncodedTexts, Encoder, LoadedTokenizer, open_tokenizer
 from tests.support import recipes
 
 LINES = tuple(recipes.sentence(i, 12) for i in range(400))
@@ -174,3 +174,49 @@ def test_engine_that_is_wrong_on_some_characters_is_noticed(
 
     assert (counts.engine_differs, counts.fast_path_mismatches) == (True, 1)
     assert encoded.ids.tolist() == encoder.without_fast_path().encode(texts).ids.tolist()
+
+
+def list_examples(encoded: EncodedTexts) -> list[list[list[int]]]:
+    """Return ids, starts and ends of each text."""
+    texts = [encoded.get_text(i) for i in range(len(encoded.offsets) - 1)]
+    return [[one.ids.tolist(), one.starts.tolist(), one.ends.tolist()] for one in texts]
+
+
+def test_first_texts_of_a_part_are_encoded_by_the_reference_alone_and_all_after_them_are_compared_in_full(
+    loaded: LoadedTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    open_engine = tokenizer.FAST_ENGINES["gigatoken"]
+    monkeypatch.setitem(tokenizer.FAST_ENGINES, "gigatoken", lambda text: (opened.append(text), open_engine(text))[1])
+    batches = [[_make_text(i, 9_000), "", "<|im_end|>a\0e\u0301"] for i in range(2 * MIN_PART_CHARS // 9_100)]
+    encoder, counts = Encoder(loaded), PartTally()
+    encoded = [encode_and_compare(encoder, batch, counts) for batch in batches]
+
+    assert opened == []
+    assert (counts.reference_path_texts, counts.sample.characters) == (0, 0)
+    assert [*map(list_examples, encoded)] == [list_examples(encoder.encode(batch)) for batch in batches]
+    assert len(opened) == 1
+
+    several = [_make_text(i, 5_000) for i in range(60)]
+    encode_and_compare(encoder, several, counts)
+    assert counts.sample.characters >= MIN_PART_CHARS
+    # From then on the engine makes all ids of the part.
+    before = counts.sample.characters
+    encode_and_compare(encoder, ["the river"], counts)
+    assert counts.sample.characters == before + 9
+
+
+def test_engine_that_is_wrong_behind_the_first_texts_of_a_part_is_noticed(
+    loaded: LoadedTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tokenizer.FAST_ENGINES, "gigatoken", make_wrong_engine("Ж", "И"))
+    encoder, counts = Encoder(loaded), PartTally()
+    first, later = ["Ж the river"], [*(_make_text(i, 5_000) for i in range(60)), "Ж"]
+    expected = [encoder.without_fast_path().encode(texts).ids.tolist() for texts in (first, later)]
+
+    found = [encode_and_compare(encoder, first, counts).ids.tolist()]
+    assert counts.fast_path_mismatches == 0
+    found.append(encode_and_compare(encoder, later, counts).ids.tolist())
+
+    assert found == expected
+    assert (counts.engine_differs, counts.fast_path_mismatches) == (True, 1)

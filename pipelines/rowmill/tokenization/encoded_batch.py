@@ -441,15 +441,17 @@ def encode_and_compare(
 ) -> EncodedTexts:
     """Encode a batch and compare a sample with the reference; on any difference encode it all on the reference path.
 
-    Of `continuation` texts, which are parts of counted ones, only a difference is counted.
+    Of `continuation` texts, which are parts of counted ones, only a difference is counted. A batch that would be
+    compared whole, or half of it, is encoded by the reference alone.
     """
-    encoded = encoder.encode(texts, continuation=continuation)
+    sample, total = counts.sample, sum(map(len, texts))
+    spares_engine = encoder.can_spare_engine and sample.spares_engine(total)
+    encoded = encoder.encode(texts, continuation=continuation, spares_engine=spares_engine)
     if not continuation:
         counts.reference_path_texts += encoded.reference_texts
         counts.altered += encoded.altered
-    if encoded.reference_texts == len(texts):
+    if spares_engine or encoded.reference_texts == len(texts):
         return encoded
-    sample, total = counts.sample, sum(map(len, texts))
     if sample.characters + total <= sample.minimum:
         sample.characters += total
         stretches = [Stretch(i, 0, len(text)) for i, text in enumerate(texts)]

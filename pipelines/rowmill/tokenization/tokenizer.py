@@ -391,10 +391,14 @@ class Encoder:
         self._takes_fast_path = fast_path and tokenizer.card.fast
 
     @cached_property
-    def _fast(self) -> FastEngine | None:
-        """The card's engine; none if another release of it is installed than was compared with the reference."""
-        is_compared = self.card.engine_version == get_engine_version(self.card.engine)
-        return FastEngine(self.card.engine, self._backend) if self._takes_fast_path and is_compared else None
+    def _has_engine(self) -> bool:
+        """Whether an engine makes the ids: not if another release is installed than was compared with the reference."""
+        return self._takes_fast_path and self.card.engine_version == get_engine_version(self.card.engine)
+
+    @cached_property
+    def _fast(self) -> FastEngine:
+        """The card's engine."""
+        return FastEngine(self.card.engine, self._backend)
 
     @cached_property
     def reference(self) -> Any:
@@ -404,8 +408,8 @@ class Encoder:
     def open_engines(self) -> None:
         """Open now what is otherwise opened at its first use, so that processes forked later share it."""
         _ = self.reference
-        if self._fast is not None:
-            _ = self._token_lengths
+        if self._has_engine:
+            _ = self._fast, self._token_lengths
 
     def to_transformers(self) -> Any:
         """Return the tokenizer as `transformers` opens it, with its chat template; takes seconds."""
@@ -447,20 +451,31 @@ class Encoder:
     def _fast_continuation(self) -> FastEngine:
         return FastEngine(self.card.engine, _remove_dummy_prefix(self._backend))
 
-    def encode(self, texts: Sequence[str], *, continuation: bool = False) -> EncodedTexts:
+    @property
+    def can_spare_engine(self) -> bool:
+        """Whether `encode` gives the same with the reference's ids instead of the engine's, positions included."""
+        return self._has_engine and self.card.byte_level
+
+    def encode(self, texts: Sequence[str], *, continuation: bool = False, spares_engine: bool = False) -> EncodedTexts:
         """Encode texts to the ids that `transformers` gives without adding special tokens.
 
         A `continuation` of another text is encoded without the tokenizer's leading space. A text that the engine
-        refuses, or whose tokens do not add up to its bytes, takes the reference path.
+        refuses, or whose tokens do not add up to its bytes, takes the reference path. With `spares_engine`, if it can
+        be spared, the ids are the reference's own, and the engine need not be open.
         """
-        if self._fast is None:
+        if not self._has_engine:
             return self._encode_reference(texts, continuation=continuation)
         # A byte-level tokenizer has no leading space.
         continuation = continuation and not self.card.byte_level
-        engine, lengths = self._fast, self._token_lengths
-        if continuation:
-            engine, lengths = self._fast_continuation, replace(lengths, prefix=DummyPrefix.NEVER)
-        found = engine.encode(texts)
+        lengths = self._token_lengths
+        if spares_engine and self.can_spare_engine:
+            ids, offsets = self.encode_continuation_ids(texts)
+            found = EngineResult(ids.view(np.uint32), offsets, [])
+        elif continuation:
+            lengths = replace(lengths, prefix=DummyPrefix.NEVER)
+            found = self._fast_continuation.encode(texts)
+        else:
+            found = self._fast.encode(texts)
         starts, ends, unlocated = locate_tokens(found.ids, found.offsets, texts, lengths)
         encoded = EncodedTexts(found.ids.view(np.int32), found.offsets, starts, ends, 0)
         if not len(unlocated) and not found.failed:
@@ -536,7 +551,7 @@ class Encoder:
         encoded = encode(between, continuation=continuation)
         later = [i for i, piece in enumerate(pieces) if piece.start and not piece.is_ordinary]
         # Only then may a text have other ids than the same text as continuation text.
-        if later and not continuation and (self._fast is None or not self.card.byte_level):
+        if later and not continuation and not self.can_spare_engine:
             again = encode([between[i] for i in later], continuation=True)
             encoded = replace_texts(encoded, np.array(later, np.int64), again, counted=False)
         apart = [i for i, piece in enumerate(pieces) if piece.is_ordinary]

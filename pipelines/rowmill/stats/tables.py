@@ -370,7 +370,7 @@ CURRENT_SCHEMA = _make_schema(stamp=_COUNT, versions=_TEXTS)
 GROUP_ROWS = 65_536
 """Rows read and written at a time: memory is flat in the size of the dataset."""
 
-_JOINED_BYTES = 64 << 20
+_JOINED_BYTES = 16 << 20
 """Bytes of batches that are completed together: the texts that previews are taken from may be long."""
 
 _ADDED_COLUMNS = {"rows": (*ORIGIN_COLUMNS, "preview"), "rejects": (*ORIGIN_COLUMNS, "domain", "preview")}

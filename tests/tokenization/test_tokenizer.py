@@ -2,14 +2,18 @@
 
 import json
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import models
 
 from rowmill.core.errors import ConfigError
 from rowmill.core.storage import Store
@@ -18,6 +22,8 @@ from rowmill.tokenization.control_tokens import ControlStrings, restore_control_
 from rowmill.tokenization.encoded_batch import FlatSpans, find_trained_tokens, locate_in_batch
 from rowmill.tokenization.reference_sample import Stretch
 from rowmill.tokenization.tokenizer import Encoder, LoadedTokenizer
+from rowmill.tokenization.vocabulary import TokenLengths, read_token_lengths
+from tests.support.recipes import write_tokenizer
 from tests.support.tiers import mark_all_but
 
 TEXTS = st.text(
@@ -164,6 +170,82 @@ def test_encode_real_texts_equals_transformers_in_every_row(real_data: Path, nam
     for i, text in enumerate(texts):
         ids = encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]].tolist()
         assert ids == reference(text, add_special_tokens=False).input_ids
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", ["qwen3", "smollm3", "gpt2", "tinyllama"])
+def test_real_tokenizer_arranged_for_opening_is_the_same_to_every_engine(real_data: Path, name: str) -> None:
+    from gigatoken.gigatoken_rs import load_hf_json
+
+    backend = tokenizers.Tokenizer.from_file(str(real_data / "tokenizers" / name / "tokenizer.json")).to_str()
+    texts = [*tokenizer.PROBE_TEXTS, *(real_data / "text/wiki_demo.txt").read_text(encoding="utf-8").split("\n")]
+
+    arranged = tokenizer.arrange_for_opening(backend)
+
+    assert arranged != backend
+    # The same tokens by id, merges by rank, and steps around the model.
+    assert tokenizers.Tokenizer.from_str(arranged).to_str() == backend
+    was, now = load_hf_json(backend), load_hf_json(arranged)
+    assert (was.vocab, was.merges) == (now.vocab, now.merges)
+    for open_engine in tokenizer.FAST_ENGINES.values():
+        expected, found = open_engine(backend)(texts), open_engine(arranged)(texts)
+        assert all(map(np.array_equal, expected, found))
+    byte_level = name != "tinyllama"
+    of_was, of_now = (read_token_lengths(text, byte_level=byte_level) for text in (backend, arranged))
+    assert isinstance(of_was, TokenLengths)
+    assert isinstance(of_now, TokenLengths)
+    for field in ("lengths", "added", "partial"):
+        assert np.array_equal(getattr(of_was, field), getattr(of_now, field))
+    assert of_was.prefix == of_now.prefix
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "Unigram": lambda: models.Unigram([("<unk>", 0.0), ("b", -1.0), ("a", -2.0)], 0),
+    "WordPiece": lambda: models.WordPiece({"b": 0, "a": 1, "[UNK]": 2}, unk_token="[UNK]"),
+    "WordLevel": lambda: models.WordLevel({"b": 0, "a": 1, "[UNK]": 2}, unk_token="[UNK]"),
+    "BPE with a blank in a merge": lambda: models.BPE({"b": 0, " ": 1, " b": 2}, [(" ", "b")]),
+    "BPE with a merge like a comment": lambda: models.BPE({"#version": 0, "b": 1, "#versionb": 2}, [("#version", "b")]),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_tokenizer_that_cannot_be_arranged_for_opening_stays_as_it_is(model: str) -> None:
+    backend = tokenizers.Tokenizer(MODELS[model]()).to_str()
+
+    assert tokenizer.arrange_for_opening(backend) == backend
+
+
+def test_merges_keep_their_order_and_tokens_their_ids_when_they_are_arranged() -> None:
+    tokens = {"b": 0, "é": 1, "a": 2, "😀": 3, "ab": 4, "\uffff": 5, "é😀": 6}
+    backend = tokenizers.Tokenizer(models.BPE(tokens, [("é", "😀"), ("a", "b")])).to_str()
+
+    arranged = json.loads(tokenizer.arrange_for_opening(backend))["model"]
+
+    assert arranged["merges"] == ["é 😀", "a b"]
+    assert arranged["vocab"] == tokens
+    assert [*arranged["vocab"]] == sorted(tokens, key=str.encode)
+
+
+def test_tokenizer_that_opens_to_another_when_it_is_arranged_is_stored_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tokenizer(tmp_path / "tokenizer")
+    expected = tokenizer.open_tokenizer(str(folder), folder)
+    given: list[str] = []
+
+    def swap_first_merges(backend: str) -> str:
+        given.append(backend)
+        parsed = orjson.loads(backend)
+        parsed["model"]["merges"][:2] = parsed["model"]["merges"][1::-1]
+        return orjson.dumps(parsed).decode()
+
+    monkeypatch.setattr(tokenizer, "arrange_for_opening", swap_first_merges)
+
+    found = tokenizer.open_tokenizer(str(folder), folder)
+
+    assert ([found.backend], found.card) == (given, expected.card)
+    assert found.backend != expected.backend
 
 
 def open_real(real_data: Path, name: str) -> Encoder:

@@ -29,7 +29,7 @@ OpenedT = TypeVar("OpenedT")
 TOKENIZER_FOLDER, COMMIT_FOLDER = "tokenizers", "tokenizer_commits"
 """Folders of a store: tokenizers as data, and the last known commit of each revision on the hub."""
 
-_FILE_VERSION = 3
+_FILE_VERSION = 4
 """Increase it when the layout of a stored tokenizer changes."""
 
 _MAX_OPEN = 2

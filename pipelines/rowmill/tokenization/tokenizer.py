@@ -725,7 +725,7 @@ def load_encoder(found: FoundTokenizer) -> Encoder:
             f"tokenizer: {name!r} has no tokenizer.json, which is needed to find the characters of a token; "
             "save it once with AutoTokenizer.from_pretrained(…).save_pretrained(folder)"
         )
-    return _choose_engine(_make_loaded_tokenizer(hf, folder))
+    return _choose_engine(*_make_loaded_tokenizer(hf, folder))
 
 
 def wrap_tokenizer(hf: Any) -> LoadedTokenizer:
@@ -735,11 +735,11 @@ def wrap_tokenizer(hf: Any) -> LoadedTokenizer:
             f"tokenizer: {type(hf).__name__} has no Rust backend, which is needed to find the characters of a token; "
             "open it with use_fast=True"
         )
-    return _choose_engine(_make_loaded_tokenizer(hf, None)).loaded
+    return _choose_engine(*_make_loaded_tokenizer(hf, None)).loaded
 
 
-def _make_loaded_tokenizer(hf: Any, folder: Path | None) -> LoadedTokenizer:
-    """Convert an open tokenizer to plain data that names the reference as its engine."""
+def _make_loaded_tokenizer(hf: Any, folder: Path | None) -> tuple[LoadedTokenizer, Any]:
+    """Convert an open tokenizer to plain data that names the reference as its engine; return the reference, open."""
     backend = cast(str, hf.backend_tokenizer.to_str())
     parsed: dict[str, Any] = orjson.loads(backend)
     decoder = orjson.dumps(parsed.get("decoder")).decode()
@@ -766,12 +766,35 @@ def _make_loaded_tokenizer(hf: Any, folder: Path | None) -> LoadedTokenizer:
         engine_version=None,
         refused={},
     )
-    return LoadedTokenizer(card=card, backend=backend)
+    arranged = arrange_for_opening(backend)
+    reference = open_reference_backend(arranged)
+    if reference.to_str() != backend:
+        arranged, reference = backend, open_reference_backend(backend)
+    return LoadedTokenizer(card=card, backend=arranged), reference
 
 
-def _choose_engine(tokenizer: LoadedTokenizer) -> Encoder:
+def arrange_for_opening(backend: str) -> str:
+    """Return a BPE backend's JSON text as it is opened fastest: tokens in the order of their bytes, merges as strings.
+
+    `tokenizers` inserts the tokens into a sorted map, and makes two strings of a merge that is a pair: Qwen3's takes
+    0.22 s instead of 0.31, SmolLM3's 0.46 instead of 0.62; the engines take as long as before. A text is left as it is
+    if a merge cannot be a string, because its tokens have a blank or begin like a comment.
+    """
+    parsed: dict[str, Any] = orjson.loads(backend)
+    model = parsed["model"]
+    if model["type"] != "BPE":
+        return backend
+    merges: list[list[str]] = model["merges"]
+    if any(type(pair) is not list or " " in pair[0] + pair[1] or pair[0].startswith("#version") for pair in merges):
+        return backend
+    # UTF-8 sorts as the characters' numbers do.
+    arranged = {"vocab": dict(sorted(model["vocab"].items())), "merges": [" ".join(pair) for pair in merges]}
+    return orjson.dumps(parsed | {"model": model | arranged}).decode()
+
+
+def _choose_engine(tokenizer: LoadedTokenizer, backend: Any) -> Encoder:
     """Compare the fast engines with the reference on the probe texts; open the first without a difference."""
-    reference, refused = Encoder(tokenizer), dict[str, str]()
+    reference, refused = Encoder(tokenizer, reference=backend), dict[str, str]()
     lengths = read_token_lengths(tokenizer.backend, byte_level=tokenizer.card.byte_level)
     if isinstance(lengths, str):
         refused = dict.fromkeys(FAST_ENGINES, lengths)

@@ -78,7 +78,8 @@ class Renderer:
         self._fast: MinijinjaEngine | None = None
         self._avoids_whole_floats = False
         self._prompts: dict[tuple[str, bool, bytes], str] = {}
-        self._alike_tools: object = None
+        self._latest_tools: tuple[object, bytes] = None, _encode_json(None)
+        self._border_pairs = [pair for pair in _BORDER_PAIRS if pair[0] not in spec.text and pair[1] not in spec.text]
         found = probe_adaptation(self.render_probe, self._tree)
         # The recipe's choices come before what probes show.
         if spec.arguments != "auto":
@@ -114,26 +115,26 @@ class Renderer:
             adapted, offered = self.adaptation.messages(messages), self.adaptation.tools(tools)
         except BadArgumentsError as error:
             return Rejected("bad_tool_arguments", str(error))
-        borders: tuple[str, str] | None = None
-        if self.has_blocks:
-            # Two private code points that neither the row nor the template contains; None if these contain all.
-            taken = _encode_json([adapted, offered, dict(kwargs)]).decode(errors="replace") + self.spec.text
-            free = (pair for pair in _BORDER_PAIRS if pair[0] not in taken and pair[1] not in taken)
-            borders = next(free, None)
-        fast = self._render_fast(adapted, offered, kwargs, borders)
+        written = [_encode_json(adapted), self._encode_tools(offered)]
+        written += [_encode_json(dict(kwargs))] if kwargs else []
+        borders = self._choose_borders(written) if self.has_blocks else None
+        fast = self._render_fast(adapted, offered, kwargs, borders, written)
         text = self._render_by_reference(adapted, offered, kwargs, borders) if fast is None else fast
         if isinstance(text, Rejected):
             return text
         blocks: list[tuple[int, int]] = []
         if borders is not None:
-            parts = re.split(f"([{borders[0]}{borders[1]}])", text)
-            text, position, open_blocks = "".join(parts[::2]), 0, list[int]()
-            for own, border in zip(parts[::2], [*parts[1::2], ""], strict=True):
-                position += len(own)
-                if border == borders[0]:
+            pieces, position, open_blocks = list[str](), 0, list[int]()
+            # A third of the time of splitting at both with a regular expression.
+            for is_opened, opened in enumerate(text.split(borders[0])):
+                if is_opened:
                     open_blocks.append(position)
-                elif border and open_blocks:
-                    blocks.append((open_blocks.pop(), position))
+                for is_closed, piece in enumerate(opened.split(borders[1])):
+                    if is_closed and open_blocks:
+                        blocks.append((open_blocks.pop(), position))
+                    pieces.append(piece)
+                    position += len(piece)
+            text = "".join(pieces)
             blocks.sort()
         inline = {i: int(m["inline_reasoning"]) for i, m in enumerate(messages) if m.get("inline_reasoning")}
         return RenderedConversation(text, adapted, offered, kwargs, inline, blocks, fast is not None)
@@ -322,24 +323,37 @@ class Renderer:
         except Exception as error:  # noqa: BLE001  (a template may raise anything; the row carries its message)
             return Rejected("template_error", f"{type(error).__name__}: {error}"[:500])
 
+    def _encode_tools(self, tools: Sequence[Json] | None) -> bytes:
+        """Return the JSON text of tools; those of the previous row are not encoded again."""
+        if tools is not self._latest_tools[0]:
+            self._latest_tools = tools, _encode_json(tools)
+        return self._latest_tools[1]
+
+    def _choose_borders(self, written: Sequence[bytes]) -> tuple[str, str] | None:
+        """Return two private code points that neither a row's JSON texts nor the template contain; None without any."""
+        # Hardly any row has a character of the last plane, which in UTF-8 all begin with this byte.
+        if not any(b"\xf4" in text for text in written):
+            return self._border_pairs[0] if self._border_pairs else None
+        taken = b"\0".join(written).decode(errors="replace")
+        return next((pair for pair in self._border_pairs if pair[0] not in taken and pair[1] not in taken), None)
+
     def _render_fast(
         self,
         messages: Sequence[Message],
         tools: Sequence[Json] | None,
         kwargs: Mapping[str, Json],
-        borders: tuple[str, str] | None = None,
+        borders: tuple[str, str] | None,
+        written: Sequence[bytes],
     ) -> str | None:
-        """Render adapted messages with the fast engine; None if it must not or cannot."""
+        """Render adapted messages with the fast engine; None if it must not or cannot.
+
+        `written` are the JSON texts of messages, tools and values.
+        """
         # What the engines print differently: white space that only Python strips, and some floats.
-        if self._fast is None or _PYTHON_SPACES in _encode_json(messages):
+        if self._fast is None or any(_PYTHON_SPACES in text for text in written):
             return None
-        if kwargs and ("messages" in kwargs or "tools" in kwargs or _PYTHON_SPACES in _encode_json(kwargs)):
+        if "messages" in kwargs or "tools" in kwargs:
             return None
-        if tools is not None and tools is not self._alike_tools:
-            # The tools of the previous row are not searched again.
-            if _PYTHON_SPACES in _encode_json(tools):
-                return None
-            self._alike_tools = tools
         if self._avoids_whole_floats:
             calls = [message["tool_calls"] for message in messages if "tool_calls" in message]
             if _WHOLE_FLOAT.search(_encode_json(calls)):
@@ -375,7 +389,8 @@ class Renderer:
         agreed = 0
         for name, messages, tools, kwargs in make_parity_probes():
             adapted, offered = self.adaptation.messages(messages), self.adaptation.tools(tools)
-            fast = self._render_fast(adapted, offered, kwargs, _BORDER_PAIRS[0])
+            written = [_encode_json(one) for one in (adapted, offered, kwargs)]
+            fast = self._render_fast(adapted, offered, kwargs, _BORDER_PAIRS[0], written)
             if fast is None:
                 continue
             reference = self._render_by_reference(adapted, offered, kwargs, _BORDER_PAIRS[0])

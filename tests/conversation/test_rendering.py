@@ -1,5 +1,6 @@
 """Rendering: the same text by both engines, proven owners, generation blocks, misbehaving templates."""
 
+import json
 import pickle
 import resource
 
@@ -14,7 +15,7 @@ from rowmill.conversation.template_registry import read_named_template
 from rowmill.core.config import validate_options
 from rowmill.core.errors import ConfigError
 from rowmill.schema.rows import Message, Rejected
-from tests.support.messages import assistant, call, user
+from tests.support.messages import assistant, call, tool, user
 from tests.support.tiers import draw
 
 LETTERS = (
@@ -166,6 +167,27 @@ def test_ranges_of_generation_blocks_are_their_characters(private: str, render_p
 
     assert result.is_fast is (render_path == "auto")
     assert [result.text[start:end] for start, end in result.blocks] == ["U1", "A1", "U2", "A2", private]
+
+
+@pytest.mark.parametrize("render_path", ["auto", "reference"])
+def test_tools_are_those_of_each_row_whether_it_shares_them_with_the_row_before_or_not(render_path: str) -> None:
+    template = "{% for t in tools %}{{ t | tojson }}{{ t | tojson(indent=1) }}{% endfor %}{{ messages[0].content }}"
+    renderer = open_template(template, render_path)
+    printed: list[str] = []
+    expected: list[str] = []
+    for number in range(20):
+        tools = [tool(f"t{number // 2}_{k}", more=[1.5, "é", None]) for k in range(3)]
+        for _ in range(1 + number % 2):
+            result = renderer.render(TALK, tools, {})
+            assert isinstance(result, RenderedConversation)
+            printed.append(result.text)
+            dumped = (
+                f"{json.dumps(one, ensure_ascii=False)}{json.dumps(one, indent=1, ensure_ascii=False)}" for one in tools
+            )
+            expected.append("".join(dumped) + "U1")
+        del tools
+
+    assert printed == expected
 
 
 def test_ranges_of_nested_generation_blocks_are_sorted() -> None:

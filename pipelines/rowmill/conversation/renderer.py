@@ -327,6 +327,8 @@ class Renderer:
         """Return the JSON text of tools; those of the previous row are not encoded again."""
         if tools is not self._latest_tools[0]:
             self._latest_tools = tools, _encode_json(tools)
+            to_json: Any = self._sandbox.filters["tojson"]
+            to_json.share(tools or ())
         return self._latest_tools[1]
 
     def _choose_borders(self, written: Sequence[bytes]) -> tuple[str, str] | None:

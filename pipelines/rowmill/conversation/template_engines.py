@@ -97,6 +97,13 @@ class ToJson:
     def __init__(self, budget: RenderBudget) -> None:
         self._budget = budget
         self._known: dict[tuple[bytes, tuple[object, ...]], str] = {}
+        self._shared: dict[int, Json] = {}
+        self._shared_texts: dict[tuple[int, tuple[object, ...]], str] = {}
+
+    def share(self, values: Sequence[Json]) -> None:
+        """Recognize these objects, which must not change, from now on without encoding them: the tools of many rows."""
+        self._shared = {id(one): one for one in values}
+        self._shared_texts.clear()
 
     def __call__(
         self,
@@ -118,6 +125,12 @@ class ToJson:
         if type(value) is str:
             self._budget.grow(len(value))
             return encode()
+        options = (ensure_ascii, indent, None if separators is None else repr(separators), sort_keys)
+        # The objects are held, so that no other one has the same id.
+        shared = self._shared_texts.get((id(value), options))
+        if shared is not None:
+            self._budget.grow(len(shared))
+            return shared
         try:
             key = orjson.dumps(value)
         except (TypeError, ValueError):
@@ -126,12 +139,13 @@ class ToJson:
         if not key or len(key) > _MAX_CACHED_BYTES or b"null" in key:
             self._budget.grow(estimate_printed_size(value))
             return encode()
-        options = (ensure_ascii, indent, repr(separators), sort_keys)
         text = self._known.get((key, options))
         if text is None:
             if len(self._known) >= _MAX_CACHED_JSON:
                 self._known.clear()
             text = self._known[key, options] = encode()
+        if id(value) in self._shared:
+            self._shared_texts[id(value), options] = text
         self._budget.grow(len(text))
         return text
 

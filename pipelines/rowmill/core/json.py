@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
@@ -121,17 +121,23 @@ def find_lone_surrogate(value: Json) -> str | None:
     return None
 
 
-def from_json_columns(table: pa.Table, *names: str) -> list[list[Json]]:
-    """Decode columns of JSON text as `from_json` does, searching a whole column for long integers at once."""
+def from_json_columns(table: pa.Table, *names: str, shared: Collection[str] = ()) -> list[list[Json]]:
+    """Decode columns of JSON text as `from_json` does, searching a whole column for long integers at once.
+
+    In the `shared` columns equal texts are decoded once, to one object, which must not be changed.
+    """
     import pyarrow.compute as pc
 
     decoded: list[list[Json]] = []
-    for column in table.select(names).columns:
-        inexact = pc.match_substring_regex(column, _BEYOND_64_BITS).to_pylist()
-        pairs = zip(column.to_pylist(), inexact, strict=True)
-        decoded.append(
-            [None if text is None else json.loads(text) if long else orjson.loads(text) for text, long in pairs]
-        )
+    for name, column in zip(names, table.select(names).columns, strict=True):
+        texts, places = column, None
+        if name in shared:
+            encoded = column.combine_chunks().dictionary_encode()
+            texts, places = encoded.dictionary, encoded.indices.to_pylist()
+        inexact = pc.match_substring_regex(texts, _BEYOND_64_BITS).to_pylist()
+        pairs = zip(texts.to_pylist(), inexact, strict=True)
+        values = [None if text is None else json.loads(text) if long else orjson.loads(text) for text, long in pairs]
+        decoded.append(values if places is None else [None if place is None else values[place] for place in places])
     return decoded
 
 

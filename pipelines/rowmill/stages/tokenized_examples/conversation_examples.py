@@ -223,7 +223,7 @@ class RowJudge:
 
 def decode_conversations(table: pa.Table) -> list[Conversation]:
     """Decode the conversations of a table of canonical rows."""
-    columns = from_json_columns(table, "messages", "tools", "template_kwargs")
+    columns = from_json_columns(table, "messages", "tools", "template_kwargs", shared={"tools"})
     hashes = table.column("content_hash").to_pylist()
     tagged = pc.greater(table.column("extracted_think_from_content"), 0).to_pylist()
     return [

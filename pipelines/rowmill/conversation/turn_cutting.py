@@ -157,7 +157,7 @@ class TurnCutter:
                 continue
             first, last = bisect_right(pieces, start, key=itemgetter(1)), bisect_left(pieces, end, key=itemgetter(0))
             inside = pieces[first:last]
-            groups = group_by_message([piece for piece in inside if piece not in unproven])
+            groups = group_by_message([piece for piece in inside if piece not in unproven] if unproven else inside)
             owners = [group[0].message for group in groups]
             if not inside and first and self._is_end(self.rendered.text[start:end].strip()):
                 owners = [pieces[first - 1].message]
@@ -285,7 +285,10 @@ def _make_content_groups(pieces: Sequence[ContentSpan], text: str, wanted: set[i
         if group[0].message in wanted:
             found.append(_ContentGroup(group[0].message, group, before, after, follower))
         last = group[0] if len(group) == 1 else max(group, key=itemgetter(1))
-        before = max(before, last.start + len(text[last.start : last.end].rstrip()))
+        end = last.end
+        if text[end - 1 : end].isspace():
+            end = last.start + len(text[last.start : end].rstrip())
+        before = max(before, end)
     return found
 
 

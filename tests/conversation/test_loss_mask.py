@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rowmill.conversation.character_ownership import is_tool_missing
 from rowmill.conversation.loss_mask import Masker
 from rowmill.conversation.options import Loss, MaskRules, RendererSpec
 from rowmill.conversation.renderer import Renderer
@@ -343,6 +344,18 @@ def test_dropped_calls_untrain_only_their_message_and_trimmed_text_is_not_droppe
     assert mask(template, messages) == '<user>spaced<e><assistant>"⟦say \\"é\\"\\n"<e>⟧'
 
 
+@pytest.mark.parametrize(
+    ("printed", "is_missing"), [("first second third", False), ("third first second", False), ("first third", True)]
+)
+def test_tool_whose_name_is_only_in_an_answer_is_missing_in_whatever_order_tools_are_printed(
+    printed: str, is_missing: bool
+) -> None:
+    text, tools = f"<tools>{printed}<a>second first<e>", [tool("first"), tool("second"), tool("third")]
+    answer = text.index("<a>") + 3, text.index("<e>")
+
+    assert is_tool_missing(tools, text, [answer]) == is_missing
+
+
 @pytest.mark.parametrize("role", ["planner", "user"])
 def test_unprinted_call_of_another_role_is_dropped_content(role: str) -> None:
     planned: Message = {"role": role, "content": "plan", "tool_calls": [call({"at": "this"})]}
@@ -370,6 +383,15 @@ def test_unprinted_call_of_another_role_is_dropped_content(role: str) -> None:
         ),
         (
             (
+                "{% if m.role == 'user' %}{{ m.content }}{% else %}{% generation %}"
+                "{{ 'Answer to you: ' + (messages[0].content if loop.last else '') + m.content }}"
+                "{% endgeneration %}{% endif %}"
+            ),
+            [user("the question"), assistant("the answer"), user("another one"), assistant("the end")],
+            "foreign_text_trained: message 3 holds text of message 0",
+        ),
+        (
+            (
                 "{% if m.content == 'A1' %}{{ m.content }}{% else %}{% generation %}"
                 "{{ m.content }}{% endgeneration %}{% endif %}"
             ),
@@ -377,7 +399,7 @@ def test_unprinted_call_of_another_role_is_dropped_content(role: str) -> None:
             "assistant_untrained: message 1",
         ),
     ],
-    ids=["omits own text", "contains another message", "misses a message"],
+    ids=["omits own text", "contains another message", "contains another message only at last", "misses a message"],
 )
 def test_generation_block_that_is_wrong_is_rejected(body: str, messages: list[Message], refusal: str) -> None:
     assert mask("{% for m in messages %}" + body + "{% endfor %}", messages).startswith(refusal)

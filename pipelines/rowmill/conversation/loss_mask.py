@@ -7,6 +7,7 @@ A row whose mask cannot be verified is rejected with a reason, never guessed.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
 
@@ -457,6 +458,7 @@ def verify_mask(
             by_message[span.message].append(span)
         else:
             by_message[span.message] = [span]
+    own_texts = _OwnTexts(text, located)
     for index in supervised:
         own, spans = located.own.get(index), by_message.get(index)
         if not own:
@@ -473,32 +475,60 @@ def verify_mask(
             ):
                 return Rejected("own_text_untrained", f"message {index}: {piece.kind}")
         constants = blocks.get(index)
-        problem = None if constants is None else _find_foreign_text(text, index, spans, own, located, constants)
+        problem = None if constants is None else _find_foreign_text(index, spans, own, own_texts, constants)
         if problem is not None:
             return problem
     return None
 
 
+class _OwnTexts:
+    """The own texts of a row, to be looked for in template text, which is the same around most of its messages."""
+
+    def __init__(self, text: str, located: LocatedContent) -> None:
+        self.text = text
+        self._own = located.own
+        self._without: set[str] = set()
+
+    @cached_property
+    def _texts(self) -> set[str]:
+        return {
+            self.text[piece.start : piece.end]
+            for pieces in self._own.values()
+            for piece in pieces
+            if piece.end - piece.start >= MIN_FOREIGN_CHARS
+        }
+
+    def find_foreign(self, index: int, start: int, end: int, own: Sequence[ContentSpan]) -> int | None:
+        """Return a message other than `index`, whose pieces are `own`, a text of which is in `[start, end)`; or None.
+
+        Text that both messages have, such as a value that two calls share, is not foreign.
+        """
+        text, part = self.text, self.text[start:end]
+        if part in self._without:
+            return None
+        if not any(one in part for one in self._texts):
+            self._without.add(part)
+            return None
+        for other, pieces in self._own.items():
+            for piece in pieces:
+                if other != index and MIN_FOREIGN_CHARS <= piece.end - piece.start <= end - start:
+                    found = text[piece.start : piece.end]
+                    if found in part and all(text[p.start : p.end] != found for p in own):
+                        return other
+        return None
+
+
 def _find_foreign_text(
-    text: str,
-    index: int,
-    spans: Sequence[Span],
-    own: Sequence[ContentSpan],
-    located: LocatedContent,
-    constants: frozenset[str],
+    index: int, spans: Sequence[Span], own: Sequence[ContentSpan], own_texts: _OwnTexts, constants: frozenset[str]
 ) -> Rejected | None:
     """Reject a message whose trained spans contain text of another message."""
     for span in spans:
         for start, end in _find_uncovered_parts(span, own):
-            if end - start < MIN_FOREIGN_CHARS or text[start:end].strip() in constants:
+            if end - start < MIN_FOREIGN_CHARS or own_texts.text[start:end].strip() in constants:
                 continue
-            for other, pieces in located.own.items():
-                for piece in pieces:
-                    if other != index and MIN_FOREIGN_CHARS <= piece.end - piece.start <= end - start:
-                        found = text[piece.start : piece.end]
-                        # Text that both messages have, such as a value that two calls share, is not foreign.
-                        if text.find(found, start, end) >= 0 and all(text[p.start : p.end] != found for p in own):
-                            return Rejected("foreign_text_trained", f"message {index} holds text of message {other}")
+            other = own_texts.find_foreign(index, start, end, own)
+            if other is not None:
+                return Rejected("foreign_text_trained", f"message {index} holds text of message {other}")
     return None
 
 

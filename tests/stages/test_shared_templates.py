@@ -2,12 +2,15 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
 from rowmill.build import preflight, prepare
 from rowmill.build.steps import plan_steps
+from rowmill.checks import mask_judge
 from rowmill.conversation import frame_learning
 from rowmill.conversation.options import RendererSpec
 from rowmill.conversation.renderer import Renderer
@@ -22,11 +25,15 @@ from tests.support.recipes import CHAT, TO_EXAMPLES, Workspace, chat, lines
 def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count openings in a process that has no template open yet."""
     found: Counter[str] = Counter()
-    learn = frame_learning.learn_frames
+    learn, compile_anew = frame_learning.learn_frames, mask_judge.compile_template.__wrapped__
 
     def open_renderer(spec: RendererSpec) -> Renderer:
         found["renderer"] += 1
         return Renderer(spec)
+
+    def compile_judge(text: str) -> CodeType:
+        found["judge"] += 1
+        return compile_anew(text)
 
     def learn_frames(renderer: Renderer, roles: frozenset[str], kwargs: Mapping[str, Json]) -> TemplateFrames:
         found["frames"] += 1
@@ -42,6 +49,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(local, "_OPENED_IN_WORKERS", [])
     monkeypatch.setattr(conversation_examples, "Renderer", open_renderer)
     monkeypatch.setattr(frame_learning, "learn_frames", learn_frames)
+    monkeypatch.setattr(mask_judge, "compile_template", lru_cache(compile_judge))
     return found
 
 
@@ -59,11 +67,11 @@ def test_a_fork_after_the_requirements_has_the_template_that_trial_and_build_use
     assert prepare.find_unmet_requirements(project, steps) == {}
     assert not opened
     local.open_here()
-    assert opened == {"renderer": 1, "frames": 1}
+    assert opened == {"renderer": 1, "frames": 1, "judge": 1}
     preflight.require_no_mistakes(project)
     make_workspace(tmp_path).build(only=TO_EXAMPLES)
 
-    assert opened == {"renderer": 1, "frames": 1}
+    assert opened == {"renderer": 1, "frames": 1, "judge": 1}
 
 
 def test_datasets_with_the_same_template_share_its_renderer_and_others_have_their_own() -> None:

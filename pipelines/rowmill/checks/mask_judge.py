@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import accumulate, pairwise, takewhile
 from types import CodeType
 from typing import Any, Literal, NoReturn, TypeVar
@@ -28,7 +28,6 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from numpy.typing import NDArray
 
-from rowmill.core.caches import RecentValues
 from rowmill.core.json import Json
 from rowmill.core.template_sandbox import Sandbox, estimate_printed_size
 from rowmill.schema.rows import Message
@@ -76,8 +75,18 @@ _TOOLS_MESSAGE = -1
 """The message number of tool descriptions."""
 
 
-_CODE = RecentValues[str, CodeType](16, lambda _: 1)
-"""Compiled templates by their text: datasets that differ in other options share them, and so do builds of a process."""
+def _make_sandbox() -> Sandbox:
+    sandbox = Sandbox([GenerationBlock])
+    names: dict[str, Any] = sandbox.globals
+    names["raise_exception"] = _refuse
+    sandbox.filters["tojson"] = _to_json
+    return sandbox
+
+
+@lru_cache(maxsize=16)
+def compile_template(text: str) -> CodeType:
+    """Compile a template, for datasets that differ in other options, later builds, and processes forked later."""
+    return _make_sandbox().compile_charged(text)
 
 
 class JinjaTemplate:
@@ -115,14 +124,14 @@ class JinjaTemplate:
         sandbox.budget.refill(estimate_printed_size([messages, tools]))
         return compiled.render(messages=messages, tools=tools, documents=None, **values)
 
+    def open(self) -> None:
+        """Compile the template now, so that processes that are forked later need not."""
+        _ = self._compiled
+
     @cached_property
     def _compiled(self) -> tuple[Sandbox, Any]:
-        sandbox = Sandbox([GenerationBlock])
-        names: dict[str, Any] = sandbox.globals
-        names["raise_exception"] = _refuse
-        sandbox.filters["tojson"] = _to_json
-        code = _CODE.get(self._text, lambda: sandbox.compile_charged(self._text))
-        return sandbox, sandbox.load_template(code)
+        sandbox = _make_sandbox()
+        return sandbox, sandbox.load_template(compile_template(self._text))
 
     def plain_end(self, tools: Sequence[Json] | None) -> str:
         """Return the text that ends an answer both before another turn and as the last turn; empty if they differ."""

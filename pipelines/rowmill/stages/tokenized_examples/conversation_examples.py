@@ -75,13 +75,14 @@ def share_template(spec: RendererSpec, roles: frozenset[str]) -> None:
 
 
 def open_shared_template(name: str) -> None:
-    """Open a template of `share_template`, observe its behavior and learn the frames of rows without values."""
+    """Open a template of `share_template` and its judge's, observe it and learn the frames of rows without values."""
     if name in _SHARED_TEMPLATES:
         spec, roles = _SHARED_TEMPLATES[name]
         renderer = open_renderer(spec)
         renderer.open_tracer()
         observe_template_once(renderer)
         learn_frames_once(renderer, roles, {})
+        MaskJudge(renderer, roles, remembers=True).open()
 
 
 RowOutcome = list[Example] | Rejected
@@ -151,6 +152,10 @@ class MaskJudge:
         self._roles = roles
         self._remembers = remembers
         self._judges: dict[str, IndependentMaskJudge] = {}
+
+    def open(self) -> None:
+        """Compile the template of rows without values."""
+        self._get_judge({}).template.open()
 
     def judge(self, conversation: Conversation, masked: MaskedConversation) -> list[MaskDefect] | None:
         """Return the defects of a conversation's mask; None if the owners of its text cannot be proven."""

@@ -354,6 +354,8 @@ def _write_database(store: Store, statements: list[str]) -> None:
         try:
             # Each of some hundred short statements would wake all threads.
             with duckdb.connect(new_file, config={"threads": 1}) as connection:
+                # The statements that make views and comments have nothing to optimize: 0.145 s instead of 0.165.
+                connection.execute("PRAGMA disable_optimizer")
                 _run_statements(connection, statements)
                 _run_statements(connection, list(_make_comment_statements(connection)))
             with open(new_file, "rb") as whole:

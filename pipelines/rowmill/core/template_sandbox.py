@@ -310,7 +310,7 @@ class _ChargeTransformer(NodeTransformer):
 
 def contains_node(node: nodes.Node, *kinds: type[nodes.Node]) -> bool:
     """Return whether a node contains a node of one of these kinds."""
-    return any(node.find(kind) is not None for kind in kinds)
+    return next(node.find_all(kinds), None) is not None
 
 
 def _measure_sequence(value: Any) -> int:

@@ -229,7 +229,7 @@ def test_control_id_made_of_ordinary_text_is_found() -> None:
 
     around = encoder.encode_pieces(["a</s>b"], [[(1, 5)]])
 
-    assert contains_added_token(card, around, "a</s>b", [(1, 5)]) is (1 in around.ids.tolist())
+    assert contains_added_token(encoder, around, "a</s>b", [(1, 5)]) is (1 in around.ids.tolist())
     [made] = make_examples([masked("a</s>b", (0, 6))], [[(1, 5)]], encoder, PartTally())
     assert isinstance(made, Rejected)
     assert made.reason == "control_token_in_content"

@@ -10,6 +10,7 @@ under every policy, once.
 
 import re
 import string
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ import pyarrow.compute as pc
 from rowmill.core.arrays import Bools
 from rowmill.core.errors import ConfigError
 from rowmill.core.json import Json, iterate_strings
-from rowmill.tokenization.tokenizer import EncodedTexts, TokenizerCard, compute_byte_positions
+from rowmill.tokenization.tokenizer import EncodedTexts, Encoder, TokenizerCard, compute_byte_positions
 
 Ranges = list[tuple[int, int]]
 """Ranges of characters, ascending."""
@@ -81,18 +82,22 @@ class ControlStrings:
         Returns the new value, and the map from placeholder to string. The equal length keeps character spans of the
         rendered text valid after the strings are restored.
         """
-        taken = row_json + self._template
-        placeholders: dict[str, str] = {}
+        if self._find is None:
+            return value, {}
+        find, placeholders = self._find, dict[str, str]()
+        # The first one of any length ends with that of the shortest string: where this is free, all of them are.
+        shortest = _make_first_placeholder(len(self.strings[-1]))
+        is_first_free = shortest not in row_json and shortest not in self._template
 
         def replace_one(match: re.Match[str]) -> str:
             text = match.group()
             if text not in placeholders:
-                placeholders[text] = _find_free_placeholder(len(text), taken + "".join(placeholders.values()))
+                others, first = "".join(placeholders.values()), _make_first_placeholder(len(text))
+                if not is_first_free or first in others:
+                    first = _find_free_placeholder(len(text), f"{row_json}{self._template}{others}")
+                placeholders[text] = first
             return placeholders[text]
 
-        if self._find is None:
-            return value, {}
-        find = self._find
         hidden = _map_strings(value, lambda text: find.sub(replace_one, text))
         return hidden, {placeholder: text for text, placeholder in placeholders.items()}
 
@@ -127,33 +132,43 @@ def restore_control_strings(text: str, placeholders: dict[str, str]) -> tuple[st
     """Restore control strings; return the text and the character ranges that must stay ordinary text."""
     if not placeholders:
         return text, []
-    pattern = re.compile("|".join(map(re.escape, placeholders)))
-    ranges = [match.span() for match in pattern.finditer(text)]
-    return pattern.sub(lambda match: placeholders[match.group()], text), ranges
+    ranges: Ranges = []
+    pieces: list[str] = []
+    position = 0
+    # Placeholders are letters and digits.
+    for match in re.finditer("|".join(placeholders), text):
+        start, end = match.span()
+        ranges.append((start, end))
+        pieces += (text[position:start], placeholders[match.group()])
+        position = end
+    return "".join((*pieces, text[position:])), ranges
 
 
-def has_changed_placeholder(text: str, placeholders: dict[str, str]) -> bool:
-    """Return whether a render contains a placeholder in different case, because the template changes case.
+def has_changed_placeholder(restored: str, placeholders: dict[str, str]) -> bool:
+    """Return whether a restored text contains a placeholder in different case, because the template changes case.
 
     Placeholders of fewer than six characters could occur by chance and are not searched.
     """
-    long = [placeholder for placeholder in placeholders if len(placeholder) >= 6]
-    if not long:
-        return False
-    lowered = text.lower()
-    return any(lowered.count(one.lower()) > text.count(one) for one in long)
+    lowered = restored.lower()
+    return any(len(one) >= 6 and one.lower() in lowered for one in placeholders)
 
 
-def contains_added_token(
-    card: TokenizerCard, encoded: EncodedTexts, text: str, ranges: Sequence[tuple[int, int]]
-) -> bool:
+def contains_added_token(encoder: Encoder, encoded: EncodedTexts, text: str, ranges: Sequence[tuple[int, int]]) -> bool:
     """Return whether an encoded text has an added token inside character ranges that must stay ordinary text."""
-    at = compute_byte_positions(text)
-    starts = at[np.array([start for start, _ in ranges], np.int64)]
-    ends = at[np.array([end for _, end in ranges], np.int64)]
-    place = np.searchsorted(starts, encoded.starts, "right") - 1
-    inside = (place >= 0) & (encoded.starts < ends[np.maximum(place, 0)])
-    return bool(np.isin(encoded.ids[inside], [token_id for token_id, _, _ in card.added]).any())
+    starts: list[int] = encoded.starts[encoder.find_added_tokens(encoded.ids)].tolist()
+    if not starts:
+        return False
+    if not text.isascii():
+        at = compute_byte_positions(text)
+        ranges = [(int(at[begin]), int(at[end])) for begin, end in ranges]
+    begins = [begin for begin, _ in ranges]
+    places = [bisect_right(begins, start) - 1 for start in starts]
+    return any(place >= 0 and start < ranges[place][1] for place, start in zip(places, starts, strict=True))
+
+
+def _make_first_placeholder(length: int) -> str:
+    """Return the first string of the given length that `_find_free_placeholder` tries."""
+    return "aaaa".rjust(length, "Q")[-length:]
 
 
 def _find_free_placeholder(length: int, taken: str) -> str:

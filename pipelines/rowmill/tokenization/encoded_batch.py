@@ -525,7 +525,7 @@ def make_examples(
             made.append(Rejected("offsets_degenerate", "tokens with empty or backward offsets"))
         else:
             made.append(batch.example(i))
-        if ranges and contains_added_token(encoder.card, encoded.get_text(i), masked[i].text, ranges):
+        if ranges and contains_added_token(encoder, encoded.get_text(i), masked[i].text, ranges):
             made[i] = Rejected("control_token_in_content", "the tokenizer makes a control token of ordinary text")
     return made
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -206,7 +206,7 @@ def _open_gigatoken(backend: str) -> EncodeTexts:
     def encode(texts: Sequence[str]) -> FlatIds:
         # Text by text, as fast as its batches: these keep a second cache, return arrays of awkward, which takes 0.2 s
         # to import, and use a thread pool, which does not survive a fork.
-        rows = [*map(engine.encode, texts)]
+        rows = [engine.encode(text) if text else _NO_IDS for text in texts]
         return np.concatenate((_NO_IDS, *rows)), np.cumsum([0, *map(len, rows)], dtype=np.int64)
 
     return encode
@@ -541,30 +541,48 @@ class Encoder:
         and so is what is between them, cut before the characters `cuts[i]`; that by `encode`, if it is given, which
         takes what the method of this name takes.
         """
-        pieces = [
-            piece
-            for i, text in enumerate(texts)
-            for piece in _cut_into_pieces(text, ordinary[i], () if cuts is None else cuts[i])
-        ]
-        between = ["" if piece.is_ordinary else piece.text for piece in pieces]
+        pieces: list[str] = []
+        between: list[str] = []
+        apart: list[int] = []
+        later: list[int] = []
+        counts: list[int] = []
+        for i, text in enumerate(texts):
+            ranges = _cut_into_pieces(text, ordinary[i], () if cuts is None else cuts[i])
+            counts.append(len(ranges))
+            for start, end, is_ordinary in ranges:
+                if is_ordinary:
+                    apart.append(len(pieces))
+                elif start:
+                    later.append(len(pieces))
+                pieces.append(text[start:end])
+                between.append("" if is_ordinary else pieces[-1])
         encode = encode or self.encode
         encoded = encode(between, continuation=continuation)
-        later = [i for i, piece in enumerate(pieces) if piece.start and not piece.is_ordinary]
         # Only then may a text have other ids than the same text as continuation text.
         if later and not continuation and not self.can_spare_engine:
             again = encode([between[i] for i in later], continuation=True)
             encoded = replace_texts(encoded, np.array(later, np.int64), again, counted=False)
-        apart = [i for i, piece in enumerate(pieces) if piece.is_ordinary]
         if apart:
             # These texts must not become control tokens.
-            ordered = sorted({pieces[i].text for i in apart})
+            ordered = sorted({pieces[i] for i in apart})
             encodings = self._ordinary_text_backend.encode_batch(ordered, add_special_tokens=False)
             found = join_encodings(list(map(self._locate_token_bytes, ordered, encodings)), reference_texts=0)
             places = {text: place for place, text in enumerate(ordered)}
-            chosen = np.array([places[pieces[i].text] for i in apart], np.int64)
+            chosen = np.array([places[pieces[i]] for i in apart], np.int64)
             encoded = replace_texts(encoded, np.array(apart, np.int64), found, chosen)
-        begins = np.flatnonzero([piece.start == 0 for piece in pieces])
-        return rejoin_pieces(encoded, [piece.text for piece in pieces], np.diff(begins, append=len(pieces)))
+        return rejoin_pieces(encoded, pieces, np.array(counts, np.int64))
+
+    @cached_property
+    def _is_added(self) -> Bools:
+        """Which ids are added tokens, and one more, which is none."""
+        ids = [token_id for token_id, _, _ in self.card.added]
+        is_added = np.zeros(max(ids, default=-1) + 2, bool)
+        is_added[ids] = True
+        return is_added
+
+    def find_added_tokens(self, ids: NDArray[np.int32]) -> Bools:
+        """Return which ids are those of added tokens."""
+        return self._is_added.take(ids, mode="clip")
 
     @cached_property
     def _added_tokens(self) -> tuple[dict[int, str], Bools]:
@@ -641,26 +659,26 @@ class Encoder:
         return cast("list[str]", self.reference.decode_batch(list(ids), skip_special_tokens=True))
 
 
-class _Piece(NamedTuple):
-    """Characters of a text from `start` on."""
+def _cut_into_pieces(
+    text: str, ordinary: Sequence[tuple[int, int]], cuts: Sequence[int]
+) -> list[tuple[int, int, bool]]:
+    """Cut a text at the edges of its ordinary ranges and, outside of them, before the characters `cuts`.
 
-    text: str
-    start: int
-    is_ordinary: bool
-
-
-def _cut_into_pieces(text: str, ordinary: Sequence[tuple[int, int]], cuts: Sequence[int]) -> list[_Piece]:
-    """Cut a text at the edges of its ordinary ranges and, outside of them, before the characters `cuts`."""
+    Returns the range of each piece, and whether it is ordinary.
+    """
     if not ordinary and not cuts:
-        return [_Piece(text, 0, is_ordinary=False)]
-    places = [(cut, cut) for cut in cuts if not any(start < cut < end for start, end in ordinary)]
-    pieces = list[_Piece]()
+        return [(0, len(text), False)]
+    places = ordinary
+    if cuts:
+        outside = [(cut, cut) for cut in cuts if not any(start < cut < end for start, end in ordinary)]
+        places = sorted([*ordinary, *outside])
+    pieces: list[tuple[int, int, bool]] = []
     position = 0
-    for start, end in sorted([*ordinary, *places, (len(text), len(text))]):
+    for start, end in (*places, (len(text), len(text))):
         if position < start:
-            pieces.append(_Piece(text[position:start], position, is_ordinary=False))
+            pieces.append((position, start, False))
         if start < end:
-            pieces.append(_Piece(text[start:end], start, is_ordinary=True))
+            pieces.append((start, end, True))
         position = end
     return pieces
 

@@ -493,9 +493,9 @@ class ConversationExampleBuilder:
                 return masked
             ordinary: list[tuple[int, int]] = []
             if placeholders:
+                masked, ordinary = show_control_strings(masked, placeholders)
                 if has_changed_placeholder(masked.text, placeholders):
                     return Rejected("control_token_in_content", "the template changes the stand-in of a control string")
-                masked, ordinary = show_control_strings(masked, placeholders)
             counts.dropped.update(masked.dropped)
             if "reasoning" in masked.dropped:
                 loses_reasoning = loses_reasoning or self._steps.loses_reasoning(one, masked)

@@ -257,7 +257,7 @@ class PlainTextExampleBuilder:
         encoded = encode_texts(self.encoder, given.texts, ordinary, counts, continuation=continuation)
         rejected = dict(given.rejected)
         for place, ranges in given.ordinary.items():
-            if contains_added_token(self.encoder.card, encoded.get_text(place), given.texts[place], ranges):
+            if contains_added_token(self.encoder, encoded.get_text(place), given.texts[place], ranges):
                 rejected[place] = Rejected(
                     "control_token_in_content", "the tokenizer makes a control token of ordinary text"
                 )

@@ -368,6 +368,20 @@ def test_order_key_is_text_as_written_and_the_report_counts_the_noticed_features
     assert row.messages[1] == {"role": "assistant", "content": "xy", "reasoning_content": "t\n\na\n\nb"}
 
 
+def test_tools_are_those_of_each_record_whether_or_not_the_one_before_has_the_same() -> None:
+    canonicalizer = Canonicalizer(DatasetOptions(format=Auto()))
+    first, other = '[{"name": "f"}]', '[{"name": "g"}]'
+    offered = [first, first, other, "{", "{", other, None, [{"name": "h"}], other, None, first]
+    talk = [{"role": "user", "content": "U"}, {"role": "assistant", "content": "A"}]
+
+    rows = [canonicalizer({"messages": talk, "tools": tools}) for tools in offered]
+    found = [
+        row.reason if isinstance(row, Rejected) else row.tools and row.tools[0]["function"]["name"] for row in rows
+    ]
+
+    assert found == ["f", "f", "g", "bad_tools", "bad_tools", "g", None, "h", "g", None, "f"]
+
+
 @pytest.mark.parametrize(
     ("value", "domain"), [("wiki", "wiki"), (None, "__default__"), (3, "__default__"), (" ", "__default__")]
 )

@@ -565,6 +565,8 @@ class ConversationReader:
         self._read_document = None if text_key is None else make_document_reader(text_key, options.filters)
         self._tally = _ConversationTally()
         self._tools = options.tools
+        self._latest_texts: list[Json] = []
+        self._latest_tools: tuple[tuple[Json, ...] | None, bool, bool] = None, False, False
         self._kwargs_column = options.template.chat_template_kwargs
         self._loss = options.loss
         reasoning = options.reasoning
@@ -628,6 +630,16 @@ class ConversationReader:
             out.append({"role": role, "content": content} if renames or role != source else message)
         return len(messages)
 
+    def _read_tools(self, record: Mapping[str, Json]) -> tuple[tuple[Json, ...] | None, bool, bool]:
+        """Return what `read_tools` returns; the tools of the record before are not parsed again if they are text."""
+        given = [record.get(name) for name in self._tools.tools_fields]
+        if given != self._latest_texts:
+            tools = read_tools(record, self._tools.tools_fields)
+            if not all(one is None or type(one) is str for one in given):
+                return tools
+            self._latest_texts, self._latest_tools = given, tools
+        return self._latest_tools
+
     def read_conversation(self, record: Mapping[str, Json], found: DetectedMessages) -> Row:
         """Return the row of a record whose messages were found."""
         # One that noticed nothing is as good as new, and most rows have nothing to notice.
@@ -642,7 +654,7 @@ class ConversationReader:
         messages = self._read_messages(found)
         if row_flags:
             messages = [self._weigh_message(message, row_flags["weight"]) for message in messages]
-        tools, has_tools, from_text = read_tools(record, self._tools.tools_fields)
+        tools, has_tools, from_text = self._read_tools(record)
         kwargs: dict[str, Json] = {}
         value = None if self._kwargs_column is None else record.get(self._kwargs_column)
         if value is not None:

@@ -88,6 +88,9 @@ class TurnCutter:
         wanted, loss = set(supervised), self.loss
         overrides_blocks = (loss.lead, loss.end_of_turn, loss.trailing, loss.finish) != (None, None, None, "auto")
         trained = self._select_blocks(pieces, wanted) if self.by_blocks else []
+        block_ends: dict[int, list[int]] = {}
+        for span in trained:
+            block_ends.setdefault(span.message, []).append(span.end)
         text = self.rendered.text
         message_ends: list[int] = []
         for group in _make_content_groups(pieces, self.rendered.text, wanted):
@@ -99,9 +102,9 @@ class TurnCutter:
             if self.by_blocks and not overrides_blocks:
                 # The blocks alone decide what trains: text that nothing else explains may be in one.
                 own_end = message_end = group.pieces[-1].end
-                for span in trained:
-                    if span.message == group.message and message_end < span.end <= group.after:
-                        message_end = span.end
+                for end in block_ends.get(group.message, ()):
+                    if message_end < end <= group.after:
+                        message_end = end
                 # A block that goes on after the own text has the end of the turn in it.
                 bounds = self._find_turn_bounds(group) if message_end == own_end else None
                 message_end = bounds.end if isinstance(bounds, TurnBounds) else message_end
@@ -151,11 +154,12 @@ class TurnCutter:
         """
         blocks = self.rendered.blocks
         unproven = set(self.unproven)
+        starts, ends = [piece[0] for piece in pieces], [piece[1] for piece in pieces]
         trained: list[Span] = []
         for start, end in blocks:
             if start == end:
                 continue
-            first, last = bisect_right(pieces, start, key=itemgetter(1)), bisect_left(pieces, end, key=itemgetter(0))
+            first, last = bisect_right(ends, start), bisect_left(starts, end)
             inside = pieces[first:last]
             groups = group_by_message([piece for piece in inside if piece not in unproven] if unproven else inside)
             owners = [group[0].message for group in groups]

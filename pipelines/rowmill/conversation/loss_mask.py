@@ -6,8 +6,7 @@ A row whose mask cannot be verified is rejected with a reason, never guessed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
 
@@ -458,7 +457,7 @@ def verify_mask(
             by_message[span.message].append(span)
         else:
             by_message[span.message] = [span]
-    own_texts = _OwnTexts(text, located)
+    own_texts = _OwnTexts(text, located.own)
     for index in supervised:
         own, spans = located.own.get(index), by_message.get(index)
         if not own:
@@ -481,22 +480,15 @@ def verify_mask(
     return None
 
 
+@dataclass(slots=True)
 class _OwnTexts:
     """The own texts of a row, to be looked for in template text, which is the same around most of its messages."""
 
-    def __init__(self, text: str, located: LocatedContent) -> None:
-        self.text = text
-        self._own = located.own
-        self._without: set[str] = set()
-
-    @cached_property
-    def _texts(self) -> set[str]:
-        return {
-            self.text[piece.start : piece.end]
-            for pieces in self._own.values()
-            for piece in pieces
-            if piece.end - piece.start >= MIN_FOREIGN_CHARS
-        }
+    text: str
+    own: Mapping[int, Sequence[ContentSpan]]
+    texts: set[str] = field(default_factory=set[str])
+    without: set[str] = field(default_factory=set[str])
+    """Template text without any of them."""
 
     def find_foreign(self, index: int, start: int, end: int, own: Sequence[ContentSpan]) -> int | None:
         """Return a message other than `index`, whose pieces are `own`, a text of which is in `[start, end)`; or None.
@@ -504,12 +496,17 @@ class _OwnTexts:
         Text that both messages have, such as a value that two calls share, is not foreign.
         """
         text, part = self.text, self.text[start:end]
-        if part in self._without:
+        if part in self.without:
             return None
-        if not any(one in part for one in self._texts):
-            self._without.add(part)
+        if not self.texts:
+            for pieces in self.own.values():
+                for one in pieces:
+                    if one.end - one.start >= MIN_FOREIGN_CHARS:
+                        self.texts.add(text[one.start : one.end])
+        if not any(map(part.__contains__, self.texts)):
+            self.without.add(part)
             return None
-        for other, pieces in self._own.items():
+        for other, pieces in self.own.items():
             for piece in pieces:
                 if other != index and MIN_FOREIGN_CHARS <= piece.end - piece.start <= end - start:
                     found = text[piece.start : piece.end]

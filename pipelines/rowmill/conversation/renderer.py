@@ -115,9 +115,13 @@ class Renderer:
             adapted, offered = self.adaptation.messages(messages), self.adaptation.tools(tools)
         except BadArgumentsError as error:
             return Rejected("bad_tool_arguments", str(error))
-        written = [_encode_json(adapted), self._encode_tools(offered)]
-        written += [_encode_json(dict(kwargs))] if kwargs else []
-        borders = self._choose_borders(written) if self.has_blocks else None
+        written = _encode_json(adapted) + self._encode_tools(offered) + (_encode_json(dict(kwargs)) if kwargs else b"")
+        # Two private code points that neither the row nor the template contains; None if these contain all. Hardly any
+        # row has a character of their plane, which in UTF-8 all begin with this byte.
+        borders = next(iter(self._border_pairs), None) if self.has_blocks else None
+        if borders is not None and b"\xf4" in written:
+            taken = written.decode(errors="replace")
+            borders = next((one for one in self._border_pairs if one[0] not in taken and one[1] not in taken), None)
         fast = self._render_fast(adapted, offered, kwargs, borders, written)
         text = self._render_by_reference(adapted, offered, kwargs, borders) if fast is None else fast
         if isinstance(text, Rejected):
@@ -331,28 +335,20 @@ class Renderer:
             to_json.share(tools or ())
         return self._latest_tools[1]
 
-    def _choose_borders(self, written: Sequence[bytes]) -> tuple[str, str] | None:
-        """Return two private code points that neither a row's JSON texts nor the template contain; None without any."""
-        # Hardly any row has a character of the last plane, which in UTF-8 all begin with this byte.
-        if not any(b"\xf4" in text for text in written):
-            return self._border_pairs[0] if self._border_pairs else None
-        taken = b"\0".join(written).decode(errors="replace")
-        return next((pair for pair in self._border_pairs if pair[0] not in taken and pair[1] not in taken), None)
-
     def _render_fast(
         self,
         messages: Sequence[Message],
         tools: Sequence[Json] | None,
         kwargs: Mapping[str, Json],
         borders: tuple[str, str] | None,
-        written: Sequence[bytes],
+        written: bytes,
     ) -> str | None:
         """Render adapted messages with the fast engine; None if it must not or cannot.
 
-        `written` are the JSON texts of messages, tools and values.
+        `written` is the JSON text of messages, tools and values.
         """
         # What the engines print differently: white space that only Python strips, and some floats.
-        if self._fast is None or any(_PYTHON_SPACES in text for text in written):
+        if self._fast is None or _PYTHON_SPACES in written:
             return None
         if "messages" in kwargs or "tools" in kwargs:
             return None
@@ -391,7 +387,7 @@ class Renderer:
         agreed = 0
         for name, messages, tools, kwargs in make_parity_probes():
             adapted, offered = self.adaptation.messages(messages), self.adaptation.tools(tools)
-            written = [_encode_json(one) for one in (adapted, offered, kwargs)]
+            written = _encode_json([adapted, offered, kwargs])
             fast = self._render_fast(adapted, offered, kwargs, _BORDER_PAIRS[0], written)
             if fast is None:
                 continue

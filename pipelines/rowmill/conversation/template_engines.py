@@ -102,7 +102,7 @@ class ToJson:
 
     def share(self, values: Sequence[Json]) -> None:
         """Recognize these objects, which must not change, from now on without encoding them: the tools of many rows."""
-        self._shared = {id(one): one for one in values}
+        self._shared = dict(zip(map(id, values), values, strict=True))
         self._shared_texts.clear()
 
     def __call__(

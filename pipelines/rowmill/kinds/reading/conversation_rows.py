@@ -29,6 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import chain
+from types import NoneType
 from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field, field_validator
@@ -632,10 +633,10 @@ class ConversationReader:
 
     def _read_tools(self, record: Mapping[str, Json]) -> tuple[tuple[Json, ...] | None, bool, bool]:
         """Return what `read_tools` returns; the tools of the record before are not parsed again if they are text."""
-        given = [record.get(name) for name in self._tools.tools_fields]
+        given = [*map(record.get, self._tools.tools_fields)]
         if given != self._latest_texts:
             tools = read_tools(record, self._tools.tools_fields)
-            if not all(one is None or type(one) is str for one in given):
+            if not {*map(type, given)} <= {str, NoneType}:
                 return tools
             self._latest_texts, self._latest_tools = given, tools
         return self._latest_tools

@@ -74,16 +74,6 @@ class ReferenceSample:
     engineless: int = 0
     """Characters of the part that the reference encoded alone: they are no part of the sample."""
 
-    def spares_engine(self, total: int) -> bool:
-        """Return whether the reference is to encode a batch of so many characters alone, and count them if so.
-
-        As long as at least half of a part's first characters would be compared, the engine saves little, and opening it
-        takes as long as the reference takes for a million characters: 0.3 of the 2.2 s of a build of 100 chats.
-        """
-        spares = not self.characters and self.engineless + total <= 2 * self.minimum
-        self.engineless += total if spares else 0
-        return spares
-
     def choose(self, texts: Sequence[str], control_strings: Iterable[str]) -> list[Stretch]:
         """Choose the stretches of a batch, and add them to the sample.
 

@@ -469,8 +469,10 @@ class Encoder:
         continuation = continuation and not self.card.byte_level
         lengths = self._token_lengths
         if spares_engine and self.can_spare_engine:
-            ids, offsets = self.encode_continuation_ids(texts)
-            found = EngineResult(ids.view(np.uint32), offsets, [])
+            encodings = self.reference.encode_batch_fast(list(texts), add_special_tokens=False)
+            rows = [np.array(encoding.ids, np.uint32) for encoding in encodings]
+            ids, offsets = np.concatenate((_NO_IDS, *rows)), np.cumsum([0, *map(len, rows)], dtype=np.int64)
+            found = EngineResult(ids, offsets, [])
         elif continuation:
             lengths = replace(lengths, prefix=DummyPrefix.NEVER)
             found = self._fast_continuation.encode(texts)

@@ -451,7 +451,7 @@ class Encoder:
     def _fast_continuation(self) -> FastEngine:
         return FastEngine(self.card.engine, _remove_dummy_prefix(self._backend))
 
-    @property
+    @cached_property
     def can_spare_engine(self) -> bool:
         """Whether `encode` gives the same with the reference's ids instead of the engine's, positions included."""
         return self._has_engine and self.card.byte_level

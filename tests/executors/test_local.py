@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +93,25 @@ def test_a_shared_value_reaches_tasks_in_the_calling_process(tmp_path: Path) -> 
     made = list(LocalPool(1).map(add_shared, range(1), size_bytes=0, shared=shared))
     assert [number for number, _, _ in made] == [7]
     assert not shared.log.exists()
+
+
+@pytest.mark.skipif(not HAS_FORK_SERVER, reason="workers are spawned on this platform")
+def test_the_environment_can_be_read_while_a_fork_server_starts_in_a_thread(pool: LocalPool) -> None:
+    ended = threading.Event()
+    # A process with a thread is not forked.
+    threading.Thread(target=ended.wait, daemon=True).start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        started = pool.start(LARGE)
+        assert started is not None
+        while not started.done():
+            # As fsspec reads it when it is imported; a variable that is removed meanwhile is an error.
+            dict(os.environ)
+        started.result()
+    finally:
+        sys.setswitchinterval(interval)
+        ended.set()
 
 
 def test_small_work_stays_in_the_calling_process(pool: LocalPool) -> None:

@@ -67,6 +67,15 @@ def open_here() -> None:
     base.call_all(_OPENED_IN_WORKERS)
 
 
+def set_up_fork_server() -> None:
+    """Tell a fork server that is started later what it is to open, through its environment.
+
+    Call it before another thread starts the server. The variable stays: whoever reads the whole environment in another
+    thread meanwhile, as fsspec does when it is imported, fails at one that is removed.
+    """
+    os.environ[base.VARIABLE] = json.dumps({"path": sys.path, "calls": _OPENED_IN_WORKERS})
+
+
 def start_processes(workers: int, method: str = START_METHOD) -> tuple[ProcessPoolExecutor, Any]:
     """Return a pool of processes, and the leash that they end at when it is closed."""
     context: Any = multiprocessing.get_context(method)
@@ -75,12 +84,8 @@ def start_processes(workers: int, method: str = START_METHOD) -> tuple[ProcessPo
     if method == "forkserver":
         # The process that workers are forked from reads once what it is to open.
         forkserver.set_forkserver_preload(["rowmill.executors.fork_server"])
-        os.environ[base.VARIABLE] = json.dumps({"path": sys.path, "calls": _OPENED_IN_WORKERS})
-        try:
-            with hold_interrupts():
-                forkserver.ensure_running()
-        finally:
-            del os.environ[base.VARIABLE]
+        with hold_interrupts():
+            forkserver.ensure_running()
     watched, leash = context.Pipe(duplex=False)
     # A fork of this process has a copy of the leash.
     ends = (watched, leash) if method == "fork" else (watched,)
@@ -303,6 +308,7 @@ class LocalPool:
                     starting.set_result(None)
 
             self._starting = starting
+            set_up_fork_server()
             threading.Thread(target=start, daemon=True).start()
         return self._starting
 
@@ -354,6 +360,8 @@ class LocalPool:
                     # It began under conditions that may be over: a worker starts where the process was, in a folder
                     # that may be gone when the fork server is ready.
                     self._forget()
+                if self._pool is None:
+                    set_up_fork_server()
                 pool = self._open()
             except (EOFError, OSError) as error:
                 # A fork server that died, or a limit of processes, memory or open files.

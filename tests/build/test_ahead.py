@@ -55,7 +55,7 @@ def run_ahead(workspace: Workspace, how: str) -> dict[str, Any]:
     """Make rows ahead in a process without threads, and build to rows; return what it found."""
     command = [sys.executable, "-c", RUN, str(workspace.config), how]
     env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     return orjson.loads(done.stdout.splitlines()[-1])
 
@@ -120,7 +120,7 @@ def test_a_build_that_is_refused_leaves_no_output_and_the_next_one_finds_the_par
     prepare.require_ready(workspace.project, plan_steps(workspace.project))
     command = [sys.executable, "-c", COMMAND, str(workspace.config)]
     env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
-    refused = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    refused = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
     assert refused.returncode != 0, refused.stdout
     assert "datasets.docs" in refused.stderr
     ahead = next(int(line.removeprefix("ahead ")) for line in refused.stderr.splitlines() if line.startswith("ahead "))

@@ -33,7 +33,7 @@ def run(script: str, folder: Path) -> list[str]:
     """Run a script in a process without threads; what it writes to stderr, a warning for example, is a failure."""
     command = [sys.executable, "-W", "error", "-c", BEGIN + script, str(folder)]
     env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
 
@@ -99,6 +99,16 @@ def work(note):
 print(wait_for_end(fork_beside(work)).stop())
 """
     assert run(script, tmp_path) == ["['first']"]
+
+
+def test_a_process_that_cannot_be_forked_goes_on_without_one(tmp_path: Path) -> None:
+    script = """
+def refuse():
+    raise BlockingIOError("no more processes")
+os.fork = refuse
+print(fork_beside(lambda note: None))
+"""
+    assert run(script, tmp_path) == ["None"]
 
 
 def test_a_process_with_threads_is_not_forked(tmp_path: Path) -> None:

@@ -42,9 +42,9 @@ def begin_rows(project: Project, datasets: Sequence[str]) -> SideProcess | None:
     return fork_beside(partial(_make_rows, project, datasets))
 
 
-def collect_rows(project: Project, side: SideProcess) -> Project:
+def collect_rows(project: Project, side: SideProcess | None) -> Project:
     """End what `begin_rows` started; return the project, which knows what was made."""
-    noted = side.stop()
+    noted = [] if side is None else side.stop()
     scans = {one.url: one for one in noted if isinstance(one, FileScan)}
     return replace(project, ahead=MadeAhead(scans, frozenset(one for one in noted if isinstance(one, str))))
 

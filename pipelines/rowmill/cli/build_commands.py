@@ -237,22 +237,21 @@ def _try_first_records_and_begin(project: "Project", steps: "Sequence[Step]") ->
     from rowmill.build import ahead, preflight, prepare
 
     status = _show_trial()
-    sides: list[SideProcess] = []
+    side: SideProcess | None = None
 
     def start(datasets: "Sequence[str]") -> None:
+        nonlocal side
         # Its thread would keep processes from being forked.
         status.stop()
-        sides.extend(filter(None, [ahead.begin_rows(project, datasets)]))
+        side = ahead.begin_rows(project, datasets)
         prepare.start_workers(project, datasets)
         status.start()
 
-    begun = project
     try:
         with status:
             remarks = preflight.require_no_mistakes(project, steps, before_trial=start)
     finally:
-        for side in sides:
-            begun = ahead.collect_rows(project, side)
+        begun = ahead.collect_rows(project, side)
     return begun, remarks
 
 

@@ -39,9 +39,15 @@ class SideProcess:
         self._process = context.Process(
             target=_run, args=(work, self._noted.fileno(), watched, self._leash), daemon=True
         )
-        with hold_interrupts():
-            self._process.start()
-        watched.close()
+        try:
+            with hold_interrupts():
+                self._process.start()
+        except OSError:
+            self._leash.close()
+            self._noted.close()
+            raise
+        finally:
+            watched.close()
 
     def stop(self) -> list[Any]:
         """End the process if it still runs; return what it noted, in order."""
@@ -62,8 +68,13 @@ class SideProcess:
 
 
 def fork_beside(work: Callable[[Note], None]) -> SideProcess | None:
-    """Start a side process; None where it cannot be forked, since this process has threads or the system no forks."""
-    return SideProcess(work) if HAS_FORK_SERVER and has_no_threads() else None
+    """Start a side process; None where there can be none: this process has threads, or the system has no more."""
+    if not (HAS_FORK_SERVER and has_no_threads()):
+        return None
+    # A limit of processes, memory or files: the work is done later without it.
+    with contextlib.suppress(OSError):
+        return SideProcess(work)
+    return None
 
 
 def _run(work: Callable[[Note], None], noted: int, watched: Any, leash: Any) -> None:

@@ -670,10 +670,8 @@ def _cut_into_pieces(
     """
     if not ordinary and not cuts:
         return [(0, len(text), False)]
-    places = ordinary
-    if cuts:
-        outside = [(cut, cut) for cut in cuts if not any(start < cut < end for start, end in ordinary)]
-        places = sorted([*ordinary, *outside])
+    outside = [(cut, cut) for cut in cuts if not any(start < cut < end for start, end in ordinary)]
+    places = sorted([*ordinary, *outside])
     pieces: list[tuple[int, int, bool]] = []
     position = 0
     for start, end in (*places, (len(text), len(text))):

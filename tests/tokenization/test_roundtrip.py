@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rowmill.core.arrays import compute_offsets
-from rowmill.tokenization.vocabulary import RoundTripDecoder
+from rowmill.tokenization.vocabulary import RoundTripDecoder, TokenBytes
 
 TABLE = [b"a", b"bc", b"", b"\xc3", b"\xa9", b"\xed\xa0\x80"]
 
@@ -27,6 +27,6 @@ TABLE = [b"a", b"bc", b"", b"\xc3", b"\xa9", b"\xed\xa0\x80"]
 def test_texts_with_other_bytes_or_borders_are_found(
     texts: list[str], ids: Sequence[list[int]], expected: list[int]
 ) -> None:
-    decoder = RoundTripDecoder(TABLE, lambda _: pytest.fail("a byte table needs no decoder"))
+    decoder = RoundTripDecoder(TokenBytes.join(TABLE), lambda _: pytest.fail("a byte table needs no decoder"))
     flat = np.array([token for one in ids for token in one], np.int32)
     assert decoder.altered(texts, flat, compute_offsets(np.array(list(map(len, ids)), np.int64))) == expected

@@ -17,7 +17,7 @@ from rowmill.core.storage import Store
 from rowmill.tokenization.reference_sample import Stretch
 from rowmill.tokenization.stored_tokenizers import read_tokenizer, write_tokenizer
 from rowmill.tokenization.tokenizer import EncodedTexts, Encoder, LoadedTokenizer, open_tokenizer, wrap_tokenizer
-from rowmill.tokenization.vocabulary import TokenLengths, read_token_lengths
+from rowmill.tokenization.vocabulary import TokenLengths, read_token_bytes, read_token_lengths
 from tests.support.tiers import draw, mark_all_but
 
 SPACE = "\u2581"
@@ -125,8 +125,14 @@ def test_fast_path_of_sentencepiece_takes_plain_controlled_and_empty_texts(encod
         assert [len(empty.ids), len(empty.starts), len(empty.ends), int(empty.offsets[-1])] == [0, 0, 0, 0]
 
     write_tokenizer(Store(str(tmp_path)), "a.json", encoder.loaded)
-    kept = read_tokenizer(Store(str(tmp_path)), "a.json").token_lengths
+    stored = read_tokenizer(Store(str(tmp_path)), "a.json")
+    kept = stored.token_lengths
     computed = read_token_lengths(encoder.loaded.backend, byte_level=False)
+    kept_bytes, token_bytes = stored.token_bytes, read_token_bytes(encoder.loaded.backend, byte_level=False)
+    assert kept_bytes is not None
+    assert token_bytes is not None
+    assert kept_bytes.content == token_bytes.content
+    assert kept_bytes.offsets.tolist() == token_bytes.offsets.tolist()
 
     assert isinstance(computed, TokenLengths)
     assert kept is not None

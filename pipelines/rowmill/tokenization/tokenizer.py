@@ -35,7 +35,13 @@ from rowmill.core.errors import ConfigError
 from rowmill.core.storage import digest_bytes, digest_json
 from rowmill.tokenization.reference_sample import Stretch
 from rowmill.tokenization.tokenizer_source import FoundTokenizer, TokenizerChoice, find_tokenizer, hash_tokenizer_files
-from rowmill.tokenization.vocabulary import DummyPrefix, TokenLengths, read_token_lengths
+from rowmill.tokenization.vocabulary import (
+    DummyPrefix,
+    TokenBytes,
+    TokenLengths,
+    read_token_bytes,
+    read_token_lengths,
+)
 
 _LOG = logging.getLogger("rowmill.tokenizer")
 
@@ -367,13 +373,14 @@ class TokenizerCard:
 class LoadedTokenizer:
     """A tokenizer as plain data that can be sent to workers: the card and the backend's JSON text.
 
-    `token_lengths` follow from the backend; they are kept with it, since parsing 150,000 tokens takes 0.2 s. None where
-    they were not kept, or have no use.
+    `token_lengths` and `token_bytes` follow from the backend; they are kept with it, since parsing 150,000 tokens takes
+    0.2 s. None where they were not kept, or have no use.
     """
 
     card: TokenizerCard
     backend: str
     token_lengths: TokenLengths | None = field(default=None, compare=False, repr=False)
+    token_bytes: TokenBytes | None = field(default=None, compare=False, repr=False)
 
 
 class Encoder:
@@ -446,6 +453,11 @@ class Encoder:
         lengths = read_token_lengths(self._backend, byte_level=self.card.byte_level)
         assert not isinstance(lengths, str), lengths
         return lengths
+
+    def read_token_bytes(self) -> TokenBytes | None:
+        """Return the bytes of every id; None if ids stand for no fixed bytes."""
+        kept = self.loaded.token_bytes
+        return read_token_bytes(self._backend, byte_level=self.card.byte_level) if kept is None else kept
 
     @cached_property
     def _fast_continuation(self) -> FastEngine:

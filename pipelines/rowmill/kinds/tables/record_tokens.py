@@ -58,7 +58,7 @@ from rowmill.tokenization.encoded_batch import PartTally
 from rowmill.tokenization.reference_sample import ReferenceSample
 from rowmill.tokenization.stored_tokenizers import open_encoder
 from rowmill.tokenization.tokenizer import Encoder
-from rowmill.tokenization.vocabulary import RoundTripDecoder, read_sentencepiece_bytes, read_token_bytes
+from rowmill.tokenization.vocabulary import RoundTripDecoder
 
 BATCH_CHARS = 1 << 20
 """Characters of records that are encoded at once."""
@@ -136,9 +136,7 @@ class EncodeInputs(RowFileInputs):
 @lru_cache(maxsize=2)
 def _open_codec(root: str, path: str) -> tuple[Encoder, RoundTripDecoder]:
     encoder = open_encoder(root, path)
-    backend = encoder.loaded.backend
-    table = read_token_bytes(backend) if encoder.card.byte_level else read_sentencepiece_bytes(backend)
-    return encoder, RoundTripDecoder(table, encoder.decode)
+    return encoder, RoundTripDecoder(encoder.read_token_bytes(), encoder.decode)
 
 
 @part_function(version=2)

@@ -1,4 +1,4 @@
-"""Rows made while the tokenizer opens: the same outputs however far they came, counted as made, none if refused."""
+"""What is made while the tokenizer opens: equal outputs however far it came, counted as made, none if refused."""
 
 import os
 import subprocess
@@ -34,6 +34,7 @@ if sys.argv[2] == "whole":
 project = ahead.collect_rows(project, side)
 made = {"parts": len(project.ahead.parts), "scans": len(project.ahead.scans)}
 made["outputs"] = project.store.exists("mini/docs/raw_dataset/pointer.json")
+made["views"] = project.store.exists("stats.duckdb")
 reports = [report for _, report, _ in runner.build(project, only=["raw_dataset", "canonical_rows"])]
 made["reports"] = [[one.reused, one.parts, one.parts_reused, one.rows_made] for one in reports]
 made["versions"] = [one.version for one in reports]
@@ -65,8 +66,8 @@ def test_rows_made_ahead_are_those_of_the_build_and_count_as_made(tmp_path: Path
     expected = alone.build(only=["raw_dataset", "canonical_rows"]).versions()
 
     found = run_ahead(write(tmp_path / "whole"), "whole")
-    # Nothing but parts was left before the build.
-    assert (found["scans"], found["outputs"]) == (1, False)
+    # Nothing but parts and views was left before the build.
+    assert (found["scans"], found["outputs"], found["views"]) == (1, False, True)
     raw, rows = found["reports"]
     assert found["parts"] >= rows[1] > 1
     assert raw == [False, raw[1], 0, 1201]
@@ -91,9 +92,13 @@ def test_parts_of_an_earlier_build_stay_reused(tmp_path: Path) -> None:
     assert 0 < of_second[3] < of_first[3]
 
 
-@pytest.mark.parametrize(("workers", "documents"), [(1, 1200), (2, 100)])
-def test_nothing_is_made_ahead_without_cores_or_for_few_rows(tmp_path: Path, workers: int, documents: int) -> None:
-    assert run_ahead(write(tmp_path, workers=workers, documents=documents), "whole") == {"parts": None}
+def test_nothing_is_made_ahead_without_a_second_core(tmp_path: Path) -> None:
+    assert run_ahead(write(tmp_path, workers=1), "whole") == {"parts": None}
+
+
+def test_few_rows_are_left_to_the_build_but_not_the_views(tmp_path: Path) -> None:
+    found = run_ahead(write(tmp_path, documents=100), "whole")
+    assert (found["parts"], found["scans"], found["outputs"], found["views"]) == (0, 0, False, True)
 
 
 COMMAND = """

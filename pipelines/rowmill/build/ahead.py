@@ -1,11 +1,12 @@
-"""Rows that are made while the calling process opens the tokenizer and tries the first records.
+"""What is made while the calling process opens the tokenizer and tries the first records.
 
     calling process   opens the tokenizer, learns the template, tries the first records ──► mistakes, or the build
-    side process      scans the sources, makes canonical rows, part after part ──────────► ended here
+    side process      scans the sources, makes canonical rows, part after part; views ────► ended here
 
-Opening takes a second on one core. What is made meanwhile is what the build makes next: scans, and parts under their
-fingerprints, as a build leaves them that was killed. The build finds them and counts them as made, since this command
-made them. A build that is refused leaves them for the next one, too, and no output.
+Opening takes up to a second on one core. What is made meanwhile is what the build makes next: scans, and parts under
+their fingerprints, as a build leaves them that was killed; then the views for SQL over tables that are still empty. The
+build finds them and counts rows as made, since this command made them. A build that is refused leaves them for the
+next one, too, and no output.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,22 +25,23 @@ from rowmill.parts.context import MadeAhead
 from rowmill.schema.manifest import Manifest, Part, StageKey
 from rowmill.sources import FileScan
 from rowmill.sources.reading import load_scans
+from rowmill.stats.views import publish_views
 
 ResultT = TypeVar("ResultT")
 
 
 def begin_rows(project: Project, datasets: Sequence[str]) -> SideProcess | None:
-    """Start to make the rows of some datasets beside this process; None where there are no cores or little to do.
+    """Start to make the rows of some datasets beside this process, and the views; None where there are no cores.
 
-    Forks this process, so call it before anything starts a thread. End it with `collect_rows`.
+    Few rows are not worth it, and take the build no time. Forks this process, so call it before anything starts a
+    thread. End it with `collect_rows`.
     """
     pool = open_shared_executor(project.recipe)
     # What another machine stores, it is asked for once, by the build.
-    if not (isinstance(pool, LocalPool) and project.store.is_local):
+    if not (isinstance(pool, LocalPool) and pool.can_fork and project.store.is_local):
         return None
-    if not pool.forks_at(sum_source_bytes(project, datasets)):
-        return None
-    return fork_beside(partial(_make_rows, project, datasets))
+    many = datasets if pool.forks_at(sum_source_bytes(project, datasets)) else ()
+    return fork_beside(partial(_work_ahead, project, many))
 
 
 def collect_rows(project: Project, side: SideProcess | None) -> Project:
@@ -47,6 +49,11 @@ def collect_rows(project: Project, side: SideProcess | None) -> Project:
     noted = [] if side is None else side.stop()
     scans = {one.url: one for one in noted if isinstance(one, FileScan)}
     return replace(project, ahead=MadeAhead(scans, frozenset(one for one in noted if isinstance(one, str))))
+
+
+def _work_ahead(project: Project, datasets: Iterable[str], note: Note) -> None:
+    _make_rows(project, datasets, note)
+    publish_views(project.store)
 
 
 def _make_rows(project: Project, datasets: Iterable[str], note: Note) -> None:

@@ -269,11 +269,15 @@ class LocalPool:
             self._fork()
         return self._start_in_background() if size_bytes >= self._inline_below else None
 
+    @property
+    def can_fork(self) -> bool:
+        """Whether processes can be forked from this one, and there is a core for one more."""
+        return HAS_FORK_SERVER and self.workers > 1 and INLINE_BELOW_BYTES > 0
+
     def forks_at(self, size_bytes: int) -> bool:
         """Return whether `start` forks workers for so much input, where it can."""
-        can_fork = HAS_FORK_SERVER and self.workers > 1 and INLINE_BELOW_BYTES > 0
         is_started = self._starting is not None or self._pool is not None
-        return can_fork and not is_started and size_bytes >= FORKED_INLINE_BELOW_BYTES
+        return self.can_fork and not is_started and size_bytes >= FORKED_INLINE_BELOW_BYTES
 
     def _fork(self) -> None:
         """Fork the processes from this one, unless it has threads."""

@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -323,15 +324,18 @@ def publish_views(store: Store) -> None:
     """
     if not store.is_local:
         return
-    import duckdb
 
     def find_pattern(_: str, table: str) -> str:
         return _quote_text(f"{_escape_glob(_find_root_path(store))}/stats/{table}/*/*/*/*.parquet")
 
     statements = list(_make_view_statements(find_pattern, finds_current=False))
-    digest = digest_json(VIEWS_VERSION, duckdb.__version__, [str(schema) for schema in SCHEMAS.values()], statements)
+    # Asked without importing it, which most builds then need not.
+    release = metadata.version("duckdb")
+    digest = digest_json(VIEWS_VERSION, release, [str(schema) for schema in SCHEMAS.values()], statements)
     if store.exists(DATABASE_FILE) and store.exists(MARKER_FILE) and orjson.loads(store.read(MARKER_FILE)) == digest:
         return
+    import duckdb
+
     write_empty_tables(store)
     for attempts_left in reversed(range(VIEW_ATTEMPTS)):
         try:

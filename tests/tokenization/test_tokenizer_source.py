@@ -427,3 +427,31 @@ def test_name_or_revision_missing_from_the_hub_is_a_config_error(
     hub.push(write_tokenizer(tmp_path / "saved"))
     with pytest.raises(ConfigError, match=words):
         write(tmp_path / "project", tokenizer).build()
+
+
+def test_a_folder_is_read_once_in_a_block_unless_its_files_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tokenizer(tmp_path / "saved")
+    read = list[Path]()
+    open_file = Path.open
+
+    def note_and_open(path: Path, *arguments: Any, **named: Any) -> Any:
+        read.append(path)
+        return open_file(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "open", note_and_open)
+    with tokenizer_source.hold_commits():
+        first = tokenizer_source.hash_tokenizer_folder(folder)
+        files = len(read)
+        assert tokenizer_source.hash_tokenizer_folder(folder) == first
+        assert len(read) == files > 0
+        changed = folder / "tokenizer.json"
+        changed.write_bytes(b" " + changed.read_bytes())
+        second = tokenizer_source.hash_tokenizer_folder(folder)
+        assert second != first
+        (folder / "more.json").write_bytes(b"{}")
+        assert tokenizer_source.hash_tokenizer_folder(folder) not in (first, second)
+    read.clear()
+    tokenizer_source.hash_tokenizer_folder(folder)
+    assert len(read) > files

@@ -134,10 +134,20 @@ def hash_tokenizer_files(folder: Path) -> dict[str, str]:
 
 
 def hash_tokenizer_folder(folder: Path) -> str:
-    """Return a digest of all text and model files of a folder, since a tokenizer's class may read any of them."""
+    """Return a digest of all text and model files of a folder, since a tokenizer's class may read any of them.
+
+    Within `hold_commits` files are read again only if they changed.
+    """
     suffixes = {".json", ".jinja", ".model", ".txt"}
-    names = sorted(one.name for one in folder.iterdir() if one.suffix in suffixes and one.is_file())
-    return digest_json({name: _hash_file(folder / name) for name in names})
+    paths = sorted(one for one in folder.iterdir() if one.suffix in suffixes and one.is_file())
+    states = ((str(path), path.stat()) for path in paths)
+    key = tuple((name, state.st_ino, state.st_size, state.st_mtime_ns) for name, state in states)
+    if key in _FOLDER_DIGESTS:
+        return _FOLDER_DIGESTS[key]
+    digest = digest_json({path.name: _hash_file(path) for path in paths})
+    if _OPEN_BLOCKS:
+        _FOLDER_DIGESTS[key] = digest
+    return digest
 
 
 def _hash_file(path: Path) -> str:
@@ -149,6 +159,7 @@ _Revision: TypeAlias = tuple[str, str, str | None]
 
 _COMMIT_CACHE: dict[_Revision, str] = {}
 _UNREACHABLE_REVISIONS: dict[_Revision, UnreachableError] = {}
+_FOLDER_DIGESTS: dict[tuple[tuple[str, int, int, int], ...], str] = {}
 _OPEN_BLOCKS: list[object] = []
 
 
@@ -156,7 +167,8 @@ _OPEN_BLOCKS: list[object] = []
 def hold_commits() -> Generator[None]:
     """Resolve each revision once in the block, so that it always is the same commit; blocks inside share the answers.
 
-    Revisions that were resolved before the outermost block are forgotten. A hub that does not answer is asked once.
+    Revisions that were resolved before the outermost block are forgotten. A hub that does not answer is asked once, and
+    a folder is read once as long as its files stay as they are.
     """
     if not _OPEN_BLOCKS:
         forget_commits()
@@ -167,6 +179,7 @@ def hold_commits() -> Generator[None]:
         _OPEN_BLOCKS.pop()
         if not _OPEN_BLOCKS:
             _UNREACHABLE_REVISIONS.clear()
+            _FOLDER_DIGESTS.clear()
 
 
 def forget_commits() -> None:

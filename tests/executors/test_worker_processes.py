@@ -11,6 +11,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from rowmill.executors import base
 from rowmill.executors.local import HAS_FORK_SERVER, hold_interrupts, start_processes
@@ -50,6 +53,52 @@ def test_what_the_fork_server_opened_is_opened_by_no_worker(tmp_path: Path) -> N
     command, env = [sys.executable, "-c", SHARED], os.environ | {MEETING_VARIABLE: f"2:{tmp_path}"}
     shown = subprocess.run(command, env=env, capture_output=True, text=True, check=True, cwd=os.getcwd())
     assert shown.stdout.strip() == "[(True, False), (True, False)]"
+
+
+ENCODING = """
+from rowmill.executors import LocalPool, open_in_workers
+from rowmill.executors.local import INLINE_BELOW_BYTES
+from tests.executors import test_local, test_worker_processes
+
+if __name__ == "__main__":
+    import os
+    from collections import Counter
+    open_in_workers(test_worker_processes.encode_words)
+    pool = LocalPool(2)
+    BEGUN
+    list(pool.map(test_local.take_time, range(400), size_bytes=INLINE_BELOW_BYTES))
+    threads = Counter()
+    for pid, is_right, started in pool.map(
+        test_worker_processes.encode_in_worker, range(8), size_bytes=INLINE_BELOW_BYTES
+    ):
+        threads[pid == os.getpid(), is_right, pid] += started
+    print({(*what, started) for (*what, _), started in threads.items()})
+"""
+
+
+def encode_words() -> list[list[int]]:
+    """Encode texts as the reference does, of which several at once may take several threads."""
+    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return [encoding.ids for encoding in tokenizer.encode_batch_fast(["a b", "b"] * 8)]
+
+
+def encode_in_worker(number: int) -> tuple[int, bool, int]:
+    """Return this process, whether the ids are right, and how many threads were started for them."""
+    del number
+    before = len(os.listdir("/proc/self/task"))
+    is_right = encode_words() == [[0, 1], [1]] * 8
+    return os.getpid(), is_right, len(os.listdir("/proc/self/task")) - before
+
+
+@pytest.mark.skipif(not HAS_FORK_SERVER, reason="workers are spawned on this platform")
+@pytest.mark.parametrize("begun", ["pass", "pool.start(INLINE_BELOW_BYTES)"], ids=["fork server", "forked"])
+def test_workers_encode_also_where_the_process_that_they_are_forked_from_has_encoded(begun: str) -> None:
+    """A pool of threads that was forked has no threads: who hands it work waits for ever."""
+    command = [sys.executable, "-c", ENCODING.replace("BEGUN", begun)]
+    env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    shown = subprocess.run(command, env=env, capture_output=True, text=True, check=True, cwd=os.getcwd(), timeout=120)
+    assert shown.stdout.strip() == "{(False, True, 1)}"
 
 
 FAILING = """

@@ -131,6 +131,7 @@ def start_worker(watched: Any, leash: Any = None) -> None:
             leash.close()
         threading.Thread(target=_exit_with_parent, args=(watched,), daemon=True).start()
         base.limit_to_one_thread()
+        base.encode_in_own_thread()
         own_process.keep_pandas_out()
         own_process.collect_rarely()
     except Exception as error:  # noqa: BLE001  (the first task raises it: of an initializer, the pool would lose it)

@@ -133,6 +133,7 @@ def run_call(content: bytes, shared: object) -> object:
 @cache
 def _limit_threads() -> None:
     base.limit_to_one_thread()
+    base.encode_in_own_thread()
 
 
 def _require_versions(expected: Mapping[str, str] | None) -> None:

@@ -46,7 +46,7 @@ def describe(measured: MeasuredExamples) -> dict[str, Any]:
         "sums": (measured.shortened, measured.longest_shortened, measured.tokens_removed, measured.trained_removed),
         "stages": measured.stages.tolist(),
         "shares": measured.trained_shares.tolist(),
-        "domains": sorted(measured.domains.rows(), key=str) if len(measured.domains) else [],
+        "domains": sorted(measured.domains.to_pylist(), key=str),
     }
 
 
@@ -81,5 +81,5 @@ def test_rows_without_a_domain_count_where_a_whole_file_has_none(tmp_path: Path)
 
     files = [write(store, "a", [line, line]), write(store, "b", [line | {"domain": "code"}, line])]
     measured = measure_examples(store, files, LocalPool(1))
-    counted = {name: examples for name, examples, *_ in measured.domains.rows()}
+    counted = {line["domain"]: line["examples"] for line in measured.domains.to_pylist()}
     assert counted == {None: 3, "code": 1}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,9 +35,6 @@ from rowmill.stats.lengths import (
 )
 from rowmill.stats.tables import StatsInputs, count_rows_of
 
-if TYPE_CHECKING:
-    import polars as pl
-
 COLUMNS = ("split", "original_tokens", "tokens", "trained_tokens", "messages_removed", "exchanges_removed",
            "reasoning_removed", "tokens_cut", "trained_removed", "exchanges_trained", "reasoning_trained",
            "cut_trained", "domain")  # fmt: skip
@@ -50,6 +47,18 @@ STAGES = (
 """The stages of truncation, with the columns of the tokens and of the trained tokens that each removed."""
 
 SHARE_BINS = 20
+
+_DOMAIN_SCHEMA = pa.schema(
+    [
+        ("domain", pa.string()),
+        ("examples", pa.int64()),
+        ("shortened", pa.int64()),
+        ("tokens_removed", pa.int64()),
+        ("trained_removed", pa.int64()),
+        ("original_tokens", pa.int64()),
+    ]
+)
+"""Sums over the examples of a domain, or a line per example."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +79,8 @@ class MeasuredExamples:
     trained_removed: int
     stages: NDArray[np.int64]
     trained_shares: NDArray[np.int64]
-    domains: "pl.DataFrame"
+    domains: pa.Table
+    """What was removed by domain, as `_DOMAIN_SCHEMA`."""
 
     def list_splits(self) -> list[str]:
         """Return the splits that have examples, by name."""
@@ -105,8 +115,6 @@ def measure_files(store: Store, files: Sequence[File], *, rows_at_once: int = ME
 
 
 def _join(parts: Sequence[MeasuredExamples]) -> MeasuredExamples:
-    import polars as pl
-
     nothing = np.empty(0, np.int32)
     return MeasuredExamples(
         np.concatenate([nothing, *(part.original for part in parts)]),
@@ -118,13 +126,22 @@ def _join(parts: Sequence[MeasuredExamples]) -> MeasuredExamples:
         sum(part.trained_removed for part in parts),
         sum((part.stages for part in parts), np.zeros((len(STAGES), 4), np.int64)),
         sum((part.trained_shares for part in parts), np.zeros(SHARE_BINS, np.int64)),
-        pl.concat([part.domains for part in parts]).group_by("domain").sum() if parts else pl.DataFrame(),
+        _sum_by_domain(pa.concat_tables([_DOMAIN_SCHEMA.empty_table(), *(part.domains for part in parts)])),
     )
 
 
-def _measure(columns: pa.Table) -> MeasuredExamples:
-    import polars as pl
+def _sum_by_domain(lines: pa.Table) -> pa.Table:
+    """Add up the lines of each domain; those without one are a group, too."""
+    encoded = lines.column("domain").combine_chunks().dictionary_encode("encode")
+    columns: list[Any] = [encoded.dictionary]
+    for name in _DOMAIN_SCHEMA.names[1:]:
+        total = np.zeros(len(encoded.dictionary), np.int64)
+        np.add.at(total, encoded.indices.to_numpy(), _read_ints(lines, name))
+        columns.append(total)
+    return pa.table(columns, schema=_DOMAIN_SCHEMA)
 
+
+def _measure(columns: pa.Table) -> MeasuredExamples:
     original, tokens, trained = (_read_ints(columns, name) for name in ("original_tokens", "tokens", "trained_tokens"))
     removed, trained_removed = original - tokens, _read_ints(columns, "trained_removed")
     shares = trained / np.maximum(tokens, 1)
@@ -135,19 +152,8 @@ def _measure(columns: pa.Table) -> MeasuredExamples:
         messages = _read_ints(columns, "messages_removed") if stage == "exchanges" else np.zeros_like(taken)
         touched = int(((taken > 0) | (messages > 0)).sum())
         stages.append((touched, int(messages.sum()), int(taken.sum()), int(_read_ints(columns, of_trained).sum())))
-    # What was removed by domain; rows without one are a group, too.
-    frame = cast(
-        "pl.DataFrame", pl.from_arrow(columns.select(["domain", "original_tokens", "tokens", "trained_removed"]))
-    )
-    whole = pl.col("original_tokens").cast(pl.Int64)
-    lost = whole - pl.col("tokens")
-    domains = frame.group_by("domain").agg(
-        pl.len().cast(pl.Int64).alias("examples"),
-        (lost > 0).sum().cast(pl.Int64).alias("shortened"),
-        lost.sum().alias("tokens_removed"),
-        pl.col("trained_removed").cast(pl.Int64).sum(),
-        whole.sum(),
-    )
+    numbers = np.ones_like(removed), (removed > 0).astype(np.int64), removed, trained_removed, original
+    domains = _sum_by_domain(pa.table([columns.column("domain"), *numbers], schema=_DOMAIN_SCHEMA))
     return MeasuredExamples(
         original.astype(np.int32),
         (trained + trained_removed).astype(np.int32),
@@ -310,14 +316,17 @@ def _make_sequence_counter(context: StageContext) -> Any:
 
 def _tabulate_domains(measured: MeasuredExamples) -> dict[str, DisplayTable]:
     """Tabulate what truncation removed per domain, most first; nothing if no row has a domain."""
-    import polars as pl
-
-    if not len(measured.domains) or measured.domains["domain"].null_count() == len(measured.domains):
+    domains = measured.domains
+    if domains.column("domain").null_count == len(domains):
         return {}
-    share = (pl.col("tokens_removed") / pl.col("original_tokens")).round(6).alias("share_removed")
-    by_domain = measured.domains.with_columns(share).drop("original_tokens")
-    most_first = by_domain.sort(["tokens_removed", "domain"], descending=[True, False], nulls_last=True)
-    return {"domains": DisplayTable(tuple(most_first.columns), tuple(most_first.head(DOMAINS_SHOWN).iter_rows()))}
+    removed, original = _read_ints(domains, "tokens_removed"), _read_ints(domains, "original_tokens")
+    share = np.round(removed / np.maximum(original, 1), 6)
+    shown = domains.drop_columns("original_tokens").append_column("share_removed", pa.array(share))
+    lines = sorted(
+        shown.to_pylist(), key=lambda line: (-line["tokens_removed"], line["domain"] is None, line["domain"] or "")
+    )
+    values = (tuple(line.values()) for line in lines[:DOMAINS_SHOWN])
+    return {"domains": DisplayTable(tuple(shown.column_names), tuple(values))}
 
 
 def _summarize_truncation_stats(counts: CountSet, rows: str) -> Sequence[str]:

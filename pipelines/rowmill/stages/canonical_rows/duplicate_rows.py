@@ -11,12 +11,12 @@ hashes of a block are kept: the next build hashes new parts only.
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from rowmill.core.arrays import compute_offsets
+from rowmill.core.arrays import Ints, are_among, compute_offsets, find_distinct, mark_changes
 from rowmill.core.arrow_files import make_required_schema
 from rowmill.core.storage import File
 from rowmill.kinds.shared import filters
@@ -37,9 +37,6 @@ from rowmill.schema.manifest import Part
 from rowmill.schema.row_counts import RowCounts
 from rowmill.schema.rows import Rejected
 from rowmill.stages.base import StageContext
-
-if TYPE_CHECKING:
-    import polars as pl
 
 DUPLICATE_BLOCK_ROWS = 1 << 22
 """Rows of a block, of which a task holds the hashes and ids: some 64 bytes each."""
@@ -98,11 +95,18 @@ def hash_block(inputs: BlockRows, place: PartPlace) -> PartResult:
     joined = pa.concat_tables(tables).combine_chunks()
     hashes, row_ids = (joined.column(name) for name in (column, "row_id"))
     lines = pa.table([hashes, np.arange(len(joined)), row_ids], schema=_LINE_SCHEMA)
-    # The hashes end to end, without a Python object for any of them.
-    stored = lines.column("hash").combine_chunks().buffers()[1] if len(lines) else b""
-    first_bytes = np.frombuffer(stored, np.uint8)[:: filters.CONTENT_HASH_BYTES]
+    first_bytes = _read_hashes(lines)[:: filters.CONTENT_HASH_BYTES]
     of_bucket = choose_buckets(first_bytes, inputs.buckets)
     return PartResult(write_buckets(place, lines, of_bucket, inputs.buckets))
+
+
+def _read_hashes(lines: pa.Table) -> NDArray[np.uint8]:
+    """Return the bytes of the hashes of lines end to end, without a Python object for any of them."""
+    if not len(lines):
+        return np.empty(0, np.uint8)
+    column = lines.column("hash").combine_chunks()
+    size = filters.CONTENT_HASH_BYTES
+    return np.frombuffer(column.buffers()[1], np.uint8, size * len(column), size * column.offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,23 +119,31 @@ class BucketLines(PartInputs):
 @part_function(version=1)
 def find_bucket_repeats(inputs: BucketLines, place: PartPlace) -> PartResult:
     """Write the rows of a bucket that equal an earlier one, in a file per block."""
-    import polars as pl
-
-    tables = [cast("pl.DataFrame", pl.from_arrow(place.store.table(block.lines))) for block in inputs.blocks]
-    blocks = [table.with_columns(block=pl.lit(one.block)) for table, one in zip(tables, inputs.blocks, strict=True)]
-    repeats = match_repeats(pl.concat(blocks))
+    tables = [place.store.table(block.lines) for block in inputs.blocks]
+    lines = pa.concat_tables(tables).combine_chunks()
+    repeats, firsts = match_repeats(_read_hashes(lines).view(np.uint64).reshape(-1, 2))
+    found = pa.table([lines.column("row").take(repeats), lines.column("row_id").take(firsts)], schema=_REPEAT_SCHEMA)
+    borders = np.searchsorted(repeats, compute_offsets([len(table) for table in tables])).tolist()
     files: dict[str, File] = {}
-    for (block,), of_block in repeats.partition_by("block", as_dict=True).items():
-        lines = of_block.select(_REPEAT_SCHEMA.names).to_arrow().cast(_REPEAT_SCHEMA)
-        files[str(block)] = place.write(f"block-{block:05d}", lines)
+    for block, (begin, end) in zip(inputs.blocks, pairwise(borders), strict=True):
+        if begin < end:
+            files[str(block.block)] = place.write(f"block-{block.block:05d}", found.slice(begin, end - begin))
     return PartResult(files)
 
 
-def match_repeats(lines: "pl.DataFrame") -> "pl.DataFrame":
-    """Return the lines whose hash occurred before, in their order, and as `original` the first line's row id."""
-    is_first = lines["hash"].is_first_distinct()
-    originals = lines.filter(is_first).select("hash", original="row_id")
-    return lines.filter(~is_first).join(originals, on="hash", how="left", maintain_order="left")
+def match_repeats(hashes: NDArray[np.uint64]) -> tuple[Ints, Ints]:
+    """Return the lines whose hash (uint64[N, 2]) occurred before, ascending, and the first line of each such hash."""
+    begins = hashes[:, 0]
+    # Few hashes begin as another one does: only these are sorted with their lines, which takes ten times as long.
+    ordered = np.sort(begins)
+    shared = find_distinct(ordered[~mark_changes(ordered)])
+    lines = np.flatnonzero(are_among(begins, shared))
+    lines = lines[np.lexsort((lines, hashes[lines, 1], begins[lines]))]
+    is_first = mark_changes(begins[lines], hashes[lines, 1])
+    firsts = lines[is_first][np.cumsum(is_first) - 1]
+    repeats, firsts = lines[~is_first], firsts[~is_first]
+    order = np.argsort(repeats)
+    return repeats[order], firsts[order]
 
 
 @dataclass(frozen=True, slots=True)

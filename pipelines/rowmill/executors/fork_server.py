@@ -23,8 +23,6 @@ if VARIABLE in os.environ:
     # A worker imports again what cannot be imported here, and says what is wrong; the fork server would only be gone.
     with contextlib.suppress(Exception):
         importlib.import_module("rowmill.stages.catalog")
-        # The stages import it inside their functions.
-        importlib.import_module("polars")
     call_all(given["calls"])
     # What was opened stays: walking it at every collection cost ten per cent of a part, and would unshare it.
     gc.collect()

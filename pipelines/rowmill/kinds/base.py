@@ -176,6 +176,8 @@ class DatasetKind(Config):
     """Whether it compares held-out rows with those that train itself; of others, prompts and examples are compared."""
     WRITES_ALL_COLUMNS: ClassVar[bool] = False
     """Whether all columns of a record are in its row, so that none is unread, and NaN and infinity are kept as text."""
+    WORKER_MODULES: ClassVar[tuple[str, ...]] = ()
+    """Modules that making its parts takes, imported inside functions: workers find them imported."""
     FITS_MOST_RECORDS: ClassVar[bool] = False
     """Whether it reads records of nearly any shape, so that records that fit it may be of another kind."""
     PRECEDENCE: ClassVar[int] = 100

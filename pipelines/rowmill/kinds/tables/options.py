@@ -221,6 +221,7 @@ class RecordOptions(DatasetKind):
     }
 
     WRITES_ALL_COLUMNS: ClassVar[bool] = True
+    WORKER_MODULES: ClassVar[tuple[str, ...]] = ("polars",)
     FITS_MOST_RECORDS: ClassVar[bool] = True
     PRECEDENCE: ClassVar[int] = 90
     CHECKS: ClassVar[tuple[Check, ...]] = CHECKS

@@ -163,11 +163,11 @@ NEAR_DUPLICATE_SCHEMA = make_required_schema(
 
 def remove_near_duplicates(context: StageContext, parts: list[Part]) -> RowSearch | None:
     """Compare the rows of all parts, and rewrite the parts of those that go; None if the dataset asks for nothing."""
-    import polars as pl
-
     options = context.dataset.filters.near_duplicates
     if options is None:
         return None
+    import polars as pl
+
     texts = TextSource.of_dataset(context)
     signed = context.map(
         sign_part,

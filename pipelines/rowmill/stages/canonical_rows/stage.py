@@ -13,9 +13,10 @@ distinct value of a part; memory holds one code per row and one line per group.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from rowmill import sources
@@ -48,9 +49,6 @@ from rowmill.stages.canonical_rows import (
 from rowmill.stages.canonical_rows.contaminated_rows import ScannedBenchmark
 from rowmill.stats.tables import StatsInputs, count_rows_of
 from rowmill.tokenization.stored_tokenizers import identify_tokenizer, open_recipe_tokenizer
-
-if TYPE_CHECKING:
-    import polars as pl
 
 _Decisions = tuple[NDArray[np.int8], dict[int, Rejected]]
 """A part's decisions: the code of each row's split, -1 if rejected, and the rejects."""
@@ -225,7 +223,7 @@ def make_canonical_rows(
     output = form.complete_rows(context, draft, decided)
     # A kind whose rows form groups without `splits.group_key` counts them itself.
     if context.dataset.splits.group_key is not None and output.counts.find(GroupCounts) is None:
-        largest = int(groups["rows"][0]) if len(groups) else 0
+        largest = groups["rows"][0].as_py() if len(groups) else 0
         output.counts += CountSet.of(GroupCounts(groups=len(groups), rows_of_largest_group=largest))
     return output
 
@@ -240,15 +238,15 @@ def _refuse_second_holdout(context: StageContext, scanned: Sequence[sources.Sour
         )
 
 
-def _count_group_rows(context: StageContext, final: Sequence[Part]) -> "pl.DataFrame":
+def _count_group_rows(context: StageContext, final: Sequence[Part]) -> pa.Table:
     """Return the number of rows of each group (`group_key`, `rows`), largest first; no line without a group key."""
+    if context.dataset.splits.group_key is None or not final:
+        return pa.table({"group_key": pa.array([], pa.string()), "rows": pa.array([], pa.uint32())})
     import polars as pl
 
-    if context.dataset.splits.group_key is None or not final:
-        return pl.DataFrame({"group_key": [], "rows": []}, schema={"group_key": pl.String, "rows": pl.UInt32})
     keys = scan_rows(context.store, [part.files["rows"] for part in final], ["group_key"])
     counted = keys.group_by("group_key").agg(pl.len().alias("rows"))
-    return counted.sort("rows", "group_key", descending=[True, False]).collect(engine="streaming")
+    return counted.sort("rows", "group_key", descending=[True, False]).collect(engine="streaming").to_arrow()
 
 
 def list_taken_parts(context: StageContext) -> TakenGroup:
@@ -273,15 +271,14 @@ def _limit_groups(context: StageContext, groups: Sequence[sources.PartGroup]) ->
     return taken
 
 
-def _build_rows_output(
-    context: StageContext, counts: CountSet, final: list[Part], groups: "pl.DataFrame"
-) -> StageOutput:
+def _build_rows_output(context: StageContext, counts: CountSet, final: list[Part], groups: pa.Table) -> StageOutput:
     rows, messages, unread = counts.get(RowCounts), counts.get(MessageCounts), counts.get(UnreadCounts)
     samples, boundaries = rows.samples_of_rejects, counts.get(TimeSplitCounts).boundaries
     rejects = (
         (reason, count, " ".join(samples.get(reason, ())[:3])) for reason, count in _take_most_frequent(rows.reasons)
     )
-    largest = ((str(group), int(size)) for group, size in groups.head(10).iter_rows())
+    first_groups, sizes = groups.slice(0, 10).to_pydict().values()
+    largest = zip(map(str, first_groups), sizes, strict=True)
     noticed = {
         "reasoning messages": messages.reasoning_messages,
         "tool call messages": messages.tool_call_messages,
@@ -319,7 +316,7 @@ def _build_rows_output(
             "unread_text": tuple(
                 f"column {name!r}: {share:.1%}" for name, share in list(unread.share_unread_text().items())[:5]
             ),
-            "group_size": tuple(str(name) for name in groups["group_key"].head(10).to_list()),
+            "group_size": tuple(map(str, first_groups)),
         }
         | ({"unpinned_boundaries": tuple(f"{name}: {at}" for name, at in boundaries.items())} if boundaries else {}),
         schema=tuple(
@@ -329,7 +326,7 @@ def _build_rows_output(
     )
 
 
-def _draw_group_sizes(context: StageContext, groups: "pl.DataFrame") -> Histogram:
+def _draw_group_sizes(context: StageContext, groups: pa.Table) -> Histogram:
     """Return the histogram of rows per group, with the bound of the check of it."""
     sizes = groups["rows"].to_numpy().astype(np.int64)
     edges = find_distinct(np.geomspace(1, max(int(sizes.max()) + 1, 2), 24).round().astype(np.int64))

@@ -7,6 +7,7 @@ builds need neither that library nor its two seconds.
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,8 @@ def _name_template(template: Template) -> str:
 def require_tokenizer_ready(context: StageContext) -> None:
     """Open the tokenizer and find the template, or raise."""
     loaded, path = open_recipe_tokenizer(context)
+    for module in context.dataset.format.WORKER_MODULES:
+        open_in_workers(import_module, module)
     open_in_workers(open_shared_encoder, context.store.root, path)
     try:
         spec = resolve_renderer_spec(context, loaded)

@@ -1,12 +1,12 @@
 """What is made while the calling process opens the tokenizer and tries the first records.
 
     calling process   opens the tokenizer, learns the template, tries the first records ──► mistakes, or the build
-    side process      scans the sources, makes canonical rows, part after part; views ────► ended here
+    side process      makes the views for SQL, scans the sources, makes rows, part by part ► ended here
 
-Opening takes up to a second on one core. What is made meanwhile is what the build makes next: scans, and parts under
-their fingerprints, as a build leaves them that was killed; then the views for SQL over tables that are still empty. The
-build finds them and counts rows as made, since this command made them. A build that is refused leaves them for the
-next one, too, and no output.
+Opening takes up to a second on one core. What is made meanwhile is what the build makes next: the views, over tables
+that are still empty; scans, and parts under their fingerprints, as a build leaves them that was killed. The build finds
+them and counts rows as made, since this command made them. A build that is refused leaves them for the next one, too,
+and no output.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,8 +52,9 @@ def collect_rows(project: Project, side: SideProcess | None) -> Project:
 
 
 def _work_ahead(project: Project, datasets: Iterable[str], note: Note) -> None:
-    _make_rows(project, datasets, note)
+    # First what is of no use before it is finished.
     publish_views(project.store)
+    _make_rows(project, datasets, note)
 
 
 def _make_rows(project: Project, datasets: Iterable[str], note: Note) -> None:

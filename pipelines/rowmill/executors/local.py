@@ -14,6 +14,7 @@ and 1.7 s opening, a forked one 0.02 s. On macOS and Windows workers are spawned
 
 import contextlib
 import gc
+import importlib
 import json
 import multiprocessing
 import os
@@ -191,6 +192,8 @@ def prepare_fork() -> bool:
     """Open what `open_in_workers` named, which this process will want as well; return whether it has no threads."""
     if not has_no_threads():
         return False
+    # Arrow imports it with NumPy's first array: this process will, and so would each of its workers.
+    importlib.import_module("numpy.ma")
     open_here()
     return not _list_busy_threads()
 

@@ -191,8 +191,6 @@ def _run_build(args: argparse.Namespace) -> int:
 def _try_and_build(args: argparse.Namespace) -> int:
     from rowmill.build import prepare
     from rowmill.build.steps import choose_steps
-    from rowmill.reports.console import render_remarks
-    from rowmill.reports.summary import summarize_recipe
 
     project = open_project(args)
     only = _choose_stages(project, args.only, args.until)
@@ -201,6 +199,8 @@ def _try_and_build(args: argparse.Namespace) -> int:
         if not args.skip_preflight:
             project, remarks = _try_first_records_and_begin(project, steps)
             if remarks:
+                from rowmill.reports.console import render_remarks
+
                 show(render_remarks(remarks), stream=sys.stderr)
         if args.json:
             return _print_build_as_json(project, steps, only)
@@ -213,6 +213,8 @@ def _try_and_build(args: argparse.Namespace) -> int:
             raise
         _show_unused_waivers(project, finished)
         if not only:
+            from rowmill.reports.summary import summarize_recipe
+
             summary = summarize_recipe(project, shown=[step.key for step in steps])
             print(f"\n{summary}\n\nreport  {_write_report(project)}")
         return ExitStatus.GATE_CLOSED if blocked else ExitStatus.SUCCESS

@@ -67,6 +67,16 @@ def test_comparison_finds_other_ids_and_control_strings_have_no_control_id(encod
     assert not encoder.matches_reference(["the river", "seven"], encoded, [Stretch(0, 0, 9), Stretch(1, 0, 5)])
     assert encoder.matches_reference(["the river", "seven"], encoded, [Stretch(1, 0, 5)])
 
+    # Equal texts are encoded once, and each is compared, as a whole and in stretches.
+    texts = ["the river\nseven", "the river\nseven", "seven"]
+    parts = [Stretch(0, 10, 15, "\n"), Stretch(1, 10, 15, "\n"), Stretch(2, 0, 5)]
+    encoded = encoder.encode(texts)
+    assert encoder.matches_reference(texts, encoded, parts)
+    encoded.ids[encoded.offsets[2] - 1] += 1
+    for stretches in (parts, [Stretch(number, 0, len(text)) for number, text in enumerate(texts)]):
+        assert not encoder.matches_reference(texts, encoded, stretches)
+        assert encoder.matches_reference(texts, encoded, [stretches[0], stretches[2]])
+
     text = "a<|im_end|>b"
     around = encoder.encode_pieces([text], [[(1, 11)]])
     assert encoder.card.eos_id in encoder.encode([text]).ids

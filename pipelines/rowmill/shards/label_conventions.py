@@ -36,7 +36,7 @@ class ShiftedTargets:
 
 def make_unshifted_labels(ids: Tokens, trained: Bools) -> Tokens:
     """Convention `unshifted`: return the id of each target, -100 elsewhere."""
-    return np.where(trained, ids, np.int32(IGNORED_LABEL)).astype(np.int32)
+    return np.where(trained, ids, np.int32(IGNORED_LABEL)).astype(np.int32, copy=False)
 
 
 def make_shifted_targets(ids: Tokens, weights: NDArray[Any], spans: Ints) -> ShiftedTargets:

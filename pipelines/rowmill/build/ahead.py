@@ -31,9 +31,9 @@ ResultT = TypeVar("ResultT")
 
 
 def begin_rows(project: Project, datasets: Sequence[str]) -> SideProcess | None:
-    """Start to make the rows of some datasets beside this process, and the views; None where there are no cores.
+    """Start to make the views, and the rows of some datasets, beside this process; None where there are no cores.
 
-    Few rows are not worth it, and take the build no time. Forks this process, so call it before anything starts a
+    Few rows are left to the build, which makes them in no time. Forks this process, so call it before anything starts a
     thread. End it with `collect_rows`.
     """
     pool = open_shared_executor(project.recipe)

@@ -62,9 +62,7 @@ LifeStep: TypeAlias = list[Any]
 
 PROCESSES = multiprocessing.get_context("forkserver")
 """Where builds run that are killed: forked from a server that has imported everything once and done nothing."""
-PROCESSES.set_forkserver_preload(
-    ["rowmill.build.runner", "great_expectations", "great_expectations.expectations", "transformers", __name__]
-)
+PROCESSES.set_forkserver_preload(["rowmill.build.runner", "pandas", "polars", "transformers", __name__])
 
 KINDS = (("chats", "tasks", "table"), ("chats", "texts", "table"), ("tasks", "texts", "series"))
 """The datasets of a life, of three kinds; a life's seed chooses."""

@@ -116,8 +116,12 @@ def add_keys(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**row, "who": f"w{i % 9}", "time": i, "topic": "ab"[i % 2]} for i, row in enumerate(rows)]
 
 
+PLAIN_ROWS = 12
+"""Rows without anything odd, of the kinds whose rows take longest: an ignored option has no effect in any number."""
+
+
 def list_chats() -> list[dict[str, Any]]:
-    plain = [chat(i, turns=1 + i % 6) for i in range(40)]
+    plain = [chat(i, turns=1 + i % 6) for i in range(PLAIN_ROWS)]
     alike = [{"messages": [ask(sentence(7, 40)), answer(sentence(8, 40) + f" {i}")]} for i in range(4)]
     return add_keys([*plain, *alike, plain[3], *ODD_CHATS])
 
@@ -145,7 +149,7 @@ def list_texts() -> list[dict[str, Any]]:
 def list_prompts() -> list[dict[str, Any]]:
     plain = [
         {"prompt": f"What is {i} and one? {sentence(i, 4 + i)}", "answer": f"it is #{i}", "unit": "m"}
-        for i in range(30)
+        for i in range(PLAIN_ROWS)
     ]
     odd = [
         {"prompt": "q1", "context": "c", "answer": "1"},
@@ -168,7 +172,7 @@ def list_prompts() -> list[dict[str, Any]]:
 def list_preferences() -> list[dict[str, Any]]:
     plain = [
         {"prompt": f"{sentence(i, 4 + i)}?", "chosen": f"yes {i}", "rejected": f"no {i}", "margin": i / 10, "gap": 1.0}
-        for i in range(30)
+        for i in range(PLAIN_ROWS)
     ]
     odd = [
         {"prompt": "q1", "context": "c", "chosen": "y", "rejected": "n"},

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -159,21 +160,27 @@ def test_open_tokenizer_without_its_file_or_folder_says_what_lacks(tmp_path: Pat
         tokenizer.open_tokenizer("./nowhere", tmp_path)
 
 
+@cache
+def load_real(real_data: Path, name: str) -> LoadedTokenizer:
+    """Load a real tokenizer once: that takes up to two seconds."""
+    folder = real_data / "tokenizers" / name
+    return tokenizer.open_tokenizer(str(folder), folder)
+
+
 @pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", mark_all_but(["gpt2", "tinyllama"], ["qwen3", "smollm3", "gpt2", "tinyllama"]))
 def test_encode_real_texts_equals_transformers_in_every_row(real_data: Path, name: str) -> None:
     from transformers import AutoTokenizer
 
-    folder = real_data / "tokenizers" / name
-    loaded = tokenizer.open_tokenizer(str(folder), folder)
+    loaded = load_real(real_data, name)
     lines = (real_data / "text/c4_demo.jsonl").read_text(encoding="utf-8").split("\n")[:200]
     texts = [json.loads(line)["text"][:3000] for line in lines]
     texts += [line[:3000] for line in (real_data / "text/wiki_demo.txt").read_text(encoding="utf-8").split("\n")]
 
     encoded = Encoder(loaded).encode(texts)
 
-    reference = AutoTokenizer.from_pretrained(folder)
+    reference = AutoTokenizer.from_pretrained(real_data / "tokenizers" / name)
     assert loaded.card.engine == "gigatoken"
     # Decoding removes the first space of a text, which is counted on the reference path.
     assert encoded.reference_texts == (sum(text.startswith(" ") for text in texts) if name == "tinyllama" else 0)
@@ -258,21 +265,16 @@ def test_tokenizer_that_opens_to_another_when_it_is_arranged_is_stored_as_it_is(
     assert found.backend != expected.backend
 
 
-def open_real(real_data: Path, name: str) -> Encoder:
-    folder = real_data / "tokenizers" / name
-    return Encoder(tokenizer.open_tokenizer(str(folder), folder))
-
-
 @pytest.mark.slow
 @pytest.mark.real_data
 def test_text_that_the_normalizer_changes_and_control_strings_are_treated_as_specified(real_data: Path) -> None:
-    encoded = open_real(real_data, "qwen3").encode(["plain", "e\u0301 decomposed", "plain again"])
+    encoded = Encoder(load_real(real_data, "qwen3")).encode(["plain", "e\u0301 decomposed", "plain again"])
     assert encoded.reference_texts == 1
     assert (encoded.ends > encoded.starts).all()
 
-    encoder = open_real(real_data, "qwen3")
+    encoder = Encoder(load_real(real_data, "qwen3"))
     assert encoder.encode_pieces(["a<|im_end|>b"], [[(1, 11)]]).ids.tolist() == [64, 27, 91, 318, 6213, 91, 29, 65]
     assert encoder.encode(["a<|im_end|>b"]).ids.tolist() == [64, 151645, 65]
-    encoder = open_real(real_data, "tinyllama")
+    encoder = Encoder(load_real(real_data, "tinyllama"))
     split = [*encoder.encode(["ab\n"]).ids.tolist(), *encoder.encode(["cd"], continuation=True).ids.tolist()]
     assert split == encoder.encode(["ab\ncd"]).ids.tolist()

@@ -319,10 +319,10 @@ class Built:
         paths = [file.path for part in parts for file in part.files.values()]
         return {path: digest_file(self.project.store.local(path)) for path in paths}
 
-    def rows_of(self, *key: str, file: str) -> list[dict[str, Any]]:
-        """Return the rows of one kind of file of a step, over all parts."""
+    def rows_of(self, *key: str, file: str, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Return the rows of one kind of file of a step, over all parts, with all columns or with those named."""
         files = self.manifest(*key).files(file)
-        return [row for one in files for row in self.project.store.table(one).to_pylist()]
+        return [row for one in files for row in self.project.store.table(one, columns).to_pylist()]
 
     def rejects(self, dataset: str = "rows") -> list[tuple[int, str]]:
         """Return the rejects of all stages as (record number from 0, reason), in order of number."""
@@ -340,11 +340,11 @@ class Built:
 
     def kept(self, dataset: str = "rows") -> list[int]:
         """Return the record numbers that became examples."""
-        rows = self.rows_of(dataset, "tokenized_examples", file="examples")
+        rows = self.examples(dataset, columns=["row_ids"])
         return sorted({parse_row_id(row["row_ids"][0])[1] for row in rows})
 
-    def examples(self, dataset: str = "rows") -> list[dict[str, Any]]:
-        return self.rows_of(dataset, "tokenized_examples", file="examples")
+    def examples(self, dataset: str = "rows", *, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        return self.rows_of(dataset, "tokenized_examples", file="examples", columns=columns)
 
     def rank_rows(self, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """Return the rows of every rank, fillers included."""

@@ -126,7 +126,10 @@ from rowmill.cli.main import main
 from rowmill.executors import local
 # As above.
 local.THREAD_END_SECONDS = 30
-sys.exit(main(["build", sys.argv[1], "--until", "packed_shards"]))
+status = main(["build", sys.argv[1], "--until", "packed_shards"])
+import pyarrow as pa
+print("Arrow's allocator", pa.default_memory_pool().backend_name, file=sys.stderr)
+sys.exit(status)
 """
 
 
@@ -145,5 +148,7 @@ def test_a_command_forks_its_workers_and_writes_the_same_bytes(tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     assert "context fork\n" in done.stderr
     assert "context forkserver" not in done.stderr
+    # Workers are forks of it.
+    assert "Arrow's allocator system\n" in done.stderr
     forked, alone = workspace.build(), write(tmp_path / "alone", 1).build()
     assert forked.versions() == alone.versions()
